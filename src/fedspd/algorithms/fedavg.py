@@ -1,0 +1,37 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data (McMahan et al.; AISTATS 2017).
+
+On a graph the mean is that of the closed neighbourhood; on a star it is the server's. With `finetune` the strong
+baseline: some epochs of each client's own at the end.
+
+Shapes: C clients, P numbers in a model.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fedspd.algorithms.local import Local, State, measured
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+
+
+@dataclass(frozen=True)
+class FedAvg(Local):
+    finetune: Annotated[int, Field(ge=0, description="local epochs after the last round")] = 0
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
+        only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
+        neighbourhood = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
+        return measured(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        if not self.finetune:
+            return state
+        rates = [learner.sgd.rate(key.round)] * self.finetune
+        return measured(learner, learner.train(state.model_CP, data, key.of("final"), rates=rates), data)

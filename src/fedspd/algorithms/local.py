@@ -1,0 +1,44 @@
+"""Every client trains alone: what collaboration has to beat.
+
+Shapes: C clients, P numbers in a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+
+
+@dataclass(frozen=True)
+class State:
+    model_CP: Tensor  # x_i
+    loss_C: Tensor  # mean loss over the client's own examples
+
+
+@dataclass(frozen=True)
+class Local:
+    clusters: int = 1
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        model_CP = learner.draw(key.of("model", 0)).repeat(len(data), 1)
+        return State(model_CP, torch.full((len(data),), torch.nan))
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        return measured(learner, learner.train(state.model_CP, data, key.of("train", 0)), data)
+        yield  # a generator that asks for nothing
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        return state
+
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
+        return [learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)]
+
+
+def measured(learner: Learner, model_CP: Tensor, data: Block) -> State:
+    return State(model_CP, learner.losses(model_CP[:, None], data).sum((1, 2)) / data.counts_C)

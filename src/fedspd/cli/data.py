@@ -1,0 +1,124 @@
+"""fedspd data: which datasets there are, how to get one, what is in it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Datasets: which there are, how to get one, what is in it.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A dataset, as `fedspd data list` names it.")]
+AnyData = Annotated[str, typer.Argument(help="A dataset's name, or your own data: an .npz file, a folder of images, module:function.")]
+Folder = Annotated[Path | None, typer.Option("--folder", help="The data folder; else FEDSPD_DATA, else ~/.cache/fedspd.")]
+From = Annotated[Path | None, typer.Option("--from", help="Take the official files, or their archive, from this folder.")]
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+
+
+@app.command("list")
+def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
+    """All datasets, and whether their files are here."""
+    from fedspd.data.sources import OFFICIAL, data_folder, present
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "classes": official.classes,
+            "shape": official.shape,
+            "train": official.train.examples,
+            "test": official.test.examples,
+            "present": present(name, folder),
+        }
+        for name, official in OFFICIAL.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps({"folder": str(data_folder(folder)), "datasets": rows}))
+    else:
+        _print_table(rows)
+        typer.echo(f"Data folder: {data_folder(folder)}")
+
+
+@app.command()
+def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
+    """Download a dataset from its official place, or take files that you have."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    from fedspd.data import download
+    from fedspd.data.sources import home, lookup
+
+    tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file)
+            bars.update(tasks[file], completed=done, total=total)
+
+        remarks = download.get(name, folder, from_folder, show)
+    for remark in remarks:
+        typer.echo(remark, err=True)
+    typer.echo(f"{name} is ready in {home(name, folder)}." if lookup(name).files else f"{name} is ready.")
+
+
+@app.command()
+def info(name: AnyData, folder: Folder = None, as_json: Json = False) -> None:
+    """Read a dataset: counts, shape, examples of each class, and a hash of its content."""
+    facts = _facts(name, folder)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    histogram = facts.pop("per_class")
+    for key, value in facts.items():
+        typer.echo(f"{key:<9}{_cell(value)}")
+    _print_table(
+        [{"class": label, "train": train, "test": test} for label, (train, test) in enumerate(zip(*histogram.values(), strict=True))]
+    )
+
+
+def _facts(name: str, folder: Path | None) -> dict[str, Any]:
+    import numpy as np
+
+    from fedspd.data.own import resolve
+    from fedspd.data.sources import ALIASES, OFFICIAL, fingerprint, home
+
+    source = resolve(name, folder)
+    official = OFFICIAL.get(ALIASES.get(name, name))
+    labels = {"train": source.train.y, "test": source.test.y}
+    return {
+        "name": source.name,
+        "folder": str(home(name, folder)) if official and official.files else None,
+        "train": len(source.train.y),
+        "test": len(source.test.y),
+        "shape": source.shape,
+        "classes": source.classes,
+        "sha256": fingerprint(source),
+        "per_class": {part: np.bincount(y, minlength=source.classes).tolist() if source.classes else [] for part, y in labels.items()},
+    }
+
+
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case tuple():
+            return " x ".join(map(str, value))
+        case None:
+            return "-"
+    return str(value)

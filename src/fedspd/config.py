@@ -1,0 +1,193 @@
+"""One validated tree of small typed values. A key that nobody knows is refused, with the nearest one that is known."""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from fedspd.algorithms import METHODS
+from fedspd.core.errors import ConfigError, nearest
+from fedspd.core.learner import Sgd
+from fedspd.data.mixtures import MIXTURES, MixtureOptions
+from fedspd.models import MODELS
+from fedspd.topology import KINDS, TopologyOptions
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def table_of(cls: type[Any], leave_out: Sequence[str] = ()) -> type[Table]:
+    """The table whose keys are the fields of a dataclass."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(cls) if f.name not in leave_out}
+    return create_model(cls.__name__, __base__=Table, **fields)
+
+
+class DataTable(Table):
+    """Which examples there are, and who gets which."""
+
+    name: str = Field("digits", description="a dataset (`fedspd data list`), a .npz file, a folder of images, or module:function")
+    second: str | None = Field(None, description="the other dataset of mixture = 'pair'")
+    mixture: str = Field("rotation", description="; ".join(f"`{name}`: {text.rstrip('.')}" for name, text in MIXTURES.items()))
+    examples: int | None = Field(None, ge=2, description="training examples per client; default: all there are, shared evenly, at most 300")
+    test_examples: int | None = Field(None, ge=1, description="test examples per client; default: in proportion to the source's parts")
+    shares: Literal["uniform", "steps"] = Field(
+        "uniform", description="a client's share of the first distribution: 10..90 % at random; steps: 10, 30, ... in turn"
+    )
+    imbalance: float = Field(1.0, ge=1, description="examples of the largest third of the clients over those of the smallest (r)")
+    distributions: int = Field(2, ge=1, description="number of distributions of mixture = 'permutation'")
+    alpha: float = Field(0.4, gt=0, description="concentration of mixture = 'dirichlet'")
+    shards: int = Field(2, ge=1, description="shards per client of mixture = 'shards'")
+
+    def options(self, clients: int, examples: int) -> MixtureOptions:
+        given = self.model_dump(exclude={"name", "second", "examples"})
+        return MixtureOptions(clients=clients, examples=examples, **given)
+
+
+class TopologyTable(Table):
+    """Who hears whom."""
+
+    kind: str = Field("er", description=f"one of: {', '.join(KINDS)}")
+    degree: float | None = Field(None, description="average number of neighbours (er, ba, rgg); default 6")
+    probability: float | None = Field(None, description="er: probability of an edge, instead of the degree")
+    radius: float | None = Field(None, description="rgg: reach in the unit square, instead of the degree")
+    file: str | None = Field(None, description="file: an edge list, one `i j` per line")
+    weights: Literal["uniform", "metropolis", "examples"] | None = Field(
+        None, description="link weights; a star's default is examples, else uniform (Eq. 1)"
+    )
+    remove: float = Field(0.0, description="dynamic graph: probability that an edge goes in a round; others come at the same rate")
+
+    def options(self) -> TopologyOptions:
+        return TopologyOptions(**self.model_dump())
+
+
+class ModelTable(Table):
+    name: str | None = Field(
+        None, description=f"one of: {', '.join(MODELS)}; or module:function; default: cnn for images of 16 pixels and more, else mlp"
+    )
+    small: bool = Field(False, description="cifar-cnn with a quarter of the channels")
+    hidden: int = Field(64, ge=1, description="width of the mlp's hidden layer")
+
+
+class Base(Table):
+    seed: int = Field(0, ge=0, description="every draw follows from it")
+    method: str = Field("fedspd", description="one of the methods (`fedspd methods`)")
+    clusters: int = Field(2, ge=1, description="number of clusters (S)")
+    clients: int = Field(20, ge=1, description="number of clients (N)")
+    rounds: int = Field(30, ge=1, description="rounds of training (T)")
+    evaluate_every: int = Field(1, ge=1, description="rounds between two tests of all clients")
+    device: str = Field("cpu", description="cpu, cuda or cuda:0")
+    dtype: Literal["float32", "float64"] = Field("float32", description="type of the numbers in a model")
+    loss: Literal["auto", "cross_entropy", "squared_error"] = Field(
+        "auto", description="auto: cross_entropy for classes, else squared_error"
+    )
+    data: DataTable = DataTable()
+    topology: TopologyTable = TopologyTable()
+    model: ModelTable = ModelTable()
+
+
+METHOD_TABLES = {name: table_of(cls, leave_out=["clusters"]) for name, cls in METHODS.items()}
+_tables: dict[str, Any] = {"sgd": (table_of(Sgd), table_of(Sgd)())} | {name: (table, table()) for name, table in METHOD_TABLES.items()}
+Config: type[Base] = create_model("Config", __base__=Base, **_tables)
+
+
+def method_options(config: Base) -> dict[str, Any]:
+    return dict(getattr(config, config.method))
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Base:
+    """A config from a TOML file, with key=value pairs on top."""
+    tree = _read(path) if path else {}
+    for override in overrides:
+        _set(tree, *_parse(override))
+    return validate(tree)
+
+
+def validate(tree: Mapping[str, Any]) -> Base:
+    try:
+        config = Config.model_validate(dict(tree))
+    except ValidationError as error:
+        raise ConfigError(sentence(error, tree)) from None
+    if config.method not in METHODS:
+        raise ConfigError(f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"The config '{path}' does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config '{path}' could not be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The config '{path}' is not valid TOML: {error}.") from None
+
+
+def _parse(override: str) -> tuple[str, Any]:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"'{override}' is not an override: expected key=value, for example rounds=30 or topology.degree=6.")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"'{key}' cannot be set: '{parent}' is a value, not a table.")
+    tree[last] = value
+
+
+def sentence(error: ValidationError, tree: Mapping[str, Any]) -> str:
+    """The first thing that is wrong, to a person."""
+    first, more = error.errors()[0], error.error_count() - 1
+    key = ".".join(str(part) for part in first["loc"])
+    rest = f" ({more} more {'key is' if more == 1 else 'keys are'} wrong.)" if more else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys_beside(first["loc"])
+        return f"Unknown key '{key}': {nearest(str(first['loc'][-1]), known)}{rest}"
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    expected = {"integer": "a whole number", "string": "a text"}.get(expected, expected)
+    return f"{key} = {_shown(first['input'])}: expected {expected}.{rest}"
+
+
+def _keys_beside(place: Sequence[int | str]) -> list[str]:
+    table: Any = Config
+    for part in place[:-1]:
+        table = table.model_fields[str(part)].annotation
+    return list(table.model_fields)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+# ---- a config as text
+
+
+def as_dict(config: Base) -> dict[str, Any]:
+    return config.model_dump(exclude_none=True)
+
+
+def config_hash(config: Base) -> str:
+    return hashlib.sha256(json.dumps(as_dict(config), sort_keys=True).encode()).hexdigest()
+
+
+def as_toml(config: Base) -> str:
+    tree = as_dict(config)
+    lines = [f"{key} = {_shown(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for name, table in tree.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_shown(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,52 @@
+"""Everything that fedspd refuses, as one tree.
+
+    FedspdError
+      ConfigError        a key of the config, or an argument: unknown, of the wrong type, or impossible
+      DataError          a dataset that is missing, damaged or not as promised
+      TopologyError      a graph that cannot be built, or is not connected
+      RecordError        a run folder that exists, is not one, or does not fit
+      MissingExtra       an optional dependency that is not installed
+      WorkerError        a worker process that ended before its work was done
+
+A message is one sentence to a person: the key, the value, what was expected, what to do.
+The command line prints it without a traceback and ends with `exit_code`.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedspdError(Exception):
+    exit_code = 2
+
+
+class ConfigError(FedspdError):
+    pass
+
+
+class DataError(FedspdError):
+    pass
+
+
+class TopologyError(FedspdError):
+    pass
+
+
+class RecordError(FedspdError):
+    pass
+
+
+class MissingExtra(FedspdError):
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra '{extra}', which is not installed: pip install 'fedspd[{extra}]'.")
+
+
+class WorkerError(FedspdError):
+    exit_code = 1
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The ending of a sentence about an unknown word: the nearest right one, else all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else f"expected one of: {', '.join(known)}."

@@ -1,0 +1,133 @@
+"""What an algorithm asks of the network, and what it is told.
+
+Shapes: C clients in the block, N clients heard from, K models offered by each, M clusters asked for, P numbers in a
+model, H pairs (a client of the block, somebody it hears, itself included).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sparse
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedspd.core.graph import Graph, LinkRule
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Offer models to the neighbours, and listen to theirs. This is all that ever leaves a client."""
+
+    cluster_CK: Tensor  # which cluster each offered model belongs to
+    model_CKP: Tensor  # only what is really sent; FedSPD: K = 1, FedEM: K = S
+    weight_CK: Tensor  # the number of examples behind it; a link rule may or may not use it
+    want_CM: Tensor  # the clusters that the client listens to; a neighbour sends no others
+    note_C: Tensor | None = None  # a small integer that goes along with the announcement
+
+
+class Heard(NamedTuple):
+    """One model that came from a neighbour."""
+
+    client: int
+    note: int
+    cluster: int
+    model_P: Tensor
+
+
+class Mean(NamedTuple):
+    model_CMP: Tensor
+    heard_CM: Tensor  # false where nobody, not even the client itself, offered that cluster: the mean is 0 there
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The answer to an Exchange: what each client of the block heard, itself included, in the order of client ids."""
+
+    clients: NDArray[np.int64]  # [C]
+    hearer_H: NDArray[np.int64]  # row in the block
+    sender_H: NDArray[np.int64]  # row among those heard from
+    sender_ids: NDArray[np.int64]  # [N] ascending
+    offers: Exchange  # of the N clients heard from
+    degree_N: NDArray[np.int64]  # of the N clients heard from, in the whole graph
+    rule: LinkRule = "uniform"
+
+    @classmethod
+    def of(cls, graph: Graph, clients: Sequence[int], offers: Exchange, sender_ids: NDArray[np.int64] | None = None) -> "Neighbourhood":
+        """Whoever is not among the sender_ids is silent and is left out. None: everybody speaks."""
+        ids = np.arange(graph.clients) if sender_ids is None else sender_ids
+        closed = [graph.closed(i) for i in clients]
+        if sender_ids is not None:
+            closed = [np.intersect1d(members, ids, assume_unique=True) for members in closed]
+        hearer = np.repeat(np.arange(len(clients)), [len(members) for members in closed])
+        sender = np.searchsorted(ids, np.concatenate(closed))
+        return cls(np.asarray(clients), hearer, sender, ids, offers, graph.degree[ids], graph.rule)
+
+    def mean(self, want_CM: Tensor) -> Mean:
+        """Eq. 1: for each client, the mean of the models of each wanted cluster that were offered around it."""
+        return keyed_mean(self, want_CM)
+
+    def heard(self, c: int) -> Iterator[Heard]:
+        """The models that client c of the block received from others."""
+        offers = self.offers
+        for n in self.sender_H[self.hearer_H == c]:
+            if self.sender_ids[n] == self.clients[c]:
+                continue
+            note = 0 if offers.note_C is None else int(offers.note_C[n])
+            for k in range(offers.cluster_CK.shape[1]):
+                yield Heard(int(self.sender_ids[n]), note, int(offers.cluster_CK[n, k]), offers.model_CKP[n, k])
+
+
+def keyed_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
+    """The one formula that averages, sparse over the graph's edges. Simulator, cluster and peer all call it.
+
+    Every sum runs over the senders in ascending order, whatever the block, so the result does too.
+    """
+    matrix = mixing_matrix(heard, want_CM)
+    N, K, P = heard.offers.model_CKP.shape
+    C, M = want_CM.shape
+    mean = _times(matrix, heard.offers.model_CKP.reshape(N * K, P))
+    count = torch.from_numpy(np.diff(matrix.indptr)).reshape(C, M)
+    return Mean(mean.reshape(C, M, P), count.to(mean.device) > 0)
+
+
+def mixing_matrix(heard: Neighbourhood, want_CM: Tensor) -> "sparse.csr_array[np.float64]":
+    """The rows of W: [C M, N K], each non-empty one with sum 1."""
+    offered_NK, want = heard.offers.cluster_CK.cpu().numpy(), want_CM.cpu().numpy()
+    (C, M), (N, K) = want.shape, offered_NK.shape
+    h, m, k = np.nonzero(offered_NK[heard.sender_H][:, None, :] == want[heard.hearer_H][:, :, None])
+    hearer, sender = heard.hearer_H[h], heard.sender_H[h]
+    row = hearer * M + m
+    order = np.lexsort((k, sender, row))
+    link = _links(heard, hearer, sender, k, row)[order]
+    start = np.searchsorted(row[order], np.arange(C * M + 1))
+    column = (sender * K + k)[order]
+    total = np.add.reduceat(np.append(link, 0.0), np.minimum(start[:-1], len(link)))
+    share = link / np.repeat(np.where(np.diff(start) > 0, total, 1.0), np.diff(start))
+    return sparse.csr_array((share, column, start), shape=(C * M, N * K))
+
+
+def _links(
+    heard: Neighbourhood, hearer: NDArray[np.int64], sender: NDArray[np.int64], k: NDArray[np.int64], row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """How much each heard model counts, before a row is made to sum to 1."""
+    if heard.rule == "examples":
+        return heard.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
+    if heard.rule == "uniform":
+        return np.ones(len(sender))
+    position = np.searchsorted(heard.sender_ids, heard.clients)
+    link = 1.0 / (1.0 + np.maximum(heard.degree_N[position[hearer]], heard.degree_N[sender]))
+    own = heard.sender_ids[sender] == heard.clients[hearer]
+    others = np.bincount(row[~own], link[~own], minlength=row.max(initial=0) + 1)
+    return np.where(own, 1.0 - others[row], link)
+
+
+def _times(matrix: "sparse.csr_array[np.float64]", dense: Tensor) -> Tensor:
+    if dense.device.type == "cpu":
+        numbers = dense.detach().contiguous().numpy()
+        return torch.from_numpy(matrix.astype(numbers.dtype) @ numbers)
+    start, column, share = (torch.from_numpy(part).to(dense.device) for part in (matrix.indptr, matrix.indices, matrix.data))
+    rows: Tensor = torch.sparse_csr_tensor(start, column, share.to(dense.dtype), matrix.shape) @ dense
+    return rows

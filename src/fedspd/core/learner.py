@@ -1,0 +1,287 @@
+"""The only place that knows how to train: a plain nn.Module as flat vectors.
+
+Shapes: C clients in the block, S models per client, P numbers in a model (parameters first, then buffers), E examples.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedspd.core.block import Block
+from fedspd.core.keys import Key
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """How every method trains; the paper's values."""
+
+    lr: Annotated[float, Field(gt=0, description="learning rate of the first round (eta)")] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum, started anew in every local training")] = 0.5
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, as in torch.optim.SGD")] = 0.0
+    batch: Annotated[int, Field(ge=1, description="examples in a step")] = 50
+    epochs: Annotated[int, Field(ge=1, description="local epochs in a round (tau)")] = 5
+    first_round: Annotated[int, Field(ge=1, description="times the local epochs in round 1, for every method alike")] = 2
+    decay: Annotated[float, Field(gt=0, le=1, description="factor on the learning rate (CIFAR in the paper: 0.85)")] = 0.8
+    decay_every: Annotated[int, Field(ge=1, description="rounds between two decays")] = 5
+
+    def rate(self, round: int) -> float:
+        return float(self.lr * self.decay ** ((max(round, 1) - 1) // self.decay_every))
+
+    def rates(self, round: int) -> list[float]:
+        """The learning rate of every local epoch of a round."""
+        return [self.rate(round)] * (self.epochs * (self.first_round if round == 1 else 1))
+
+
+class Slot(NamedTuple):
+    """Where one tensor of the module lies in the flat vector."""
+
+    owner: nn.Module
+    name: str
+    start: int
+    size: int
+    view: Tensor
+    integer: bool
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, y, reduction="none")
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).square().flatten(1).sum(1) / 2 if output.ndim > 1 else (output - y).square() / 2
+
+
+class Learner:
+    """One module, whose parameters and buffers are views into one flat vector: loading a model is one copy."""
+
+    def __init__(
+        self,
+        factory: Callable[[], nn.Module],
+        sgd: Sgd | None = None,
+        loss: Loss = cross_entropy,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.factory, self.sgd, self.loss = factory, sgd or Sgd(), loss
+        self.device, self.dtype = torch.device(device), dtype
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.steps = 0
+        with keyed_randomness(Key(0), self.device):
+            self.module = factory().to(device=self.device, dtype=dtype)
+        self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+        self._lay_out()
+        self.norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+    # ---- a module as a vector
+
+    def _lay_out(self) -> None:
+        parameters = [(owner, name, p) for owner in self.module.modules() for name, p in owner._parameters.items() if p is not None]
+        parameters = list({id(p): (owner, name, p) for owner, name, p in parameters}.values())  # a tied parameter counts once
+        buffers = [(owner, name, b) for owner in self.module.modules() for name, b in owner._buffers.items() if b is not None]
+        self.weights = sum(p.numel() for _, _, p in parameters)
+        self.size = self.weights + sum(b.numel() for _, _, b in buffers)
+        self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        self.gradient = torch.zeros(self.weights, dtype=self.dtype, device=self.device)
+        start = 0
+        for _, _, p in parameters:
+            with torch.no_grad():
+                p.data = self._view(self.flat, start, p).copy_(p)
+            if p.requires_grad:
+                p.grad = self._view(self.gradient, start, p)
+            start += p.numel()
+        self.buffers = [self._adopt(owner, name, b, at) for (owner, name, b), at in zip(buffers, _starts(start, buffers), strict=True)]
+
+    def _view(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
+        """Convolution weights lie in channels-last order, which the CPU's kernels read faster."""
+        piece = flat[start : start + like.numel()]
+        if self.channels_last and like.ndim == 4:
+            out, into, height, width = like.shape
+            return piece.view(out, height, width, into).permute(0, 3, 1, 2)
+        return piece.view(like.shape)
+
+    def _adopt(self, owner: nn.Module, name: str, buffer: Tensor, start: int) -> Slot:
+        view = self.flat[start : start + buffer.numel()].view(buffer.shape)
+        view.copy_(buffer)
+        integer = not buffer.is_floating_point()
+        if not integer:
+            owner._buffers[name] = view
+        return Slot(owner, name, start, buffer.numel(), view, integer)
+
+    def load(self, model_P: Tensor) -> None:
+        self.flat.copy_(model_P)
+        for slot in self.buffers:
+            if slot.integer:
+                buffer = slot.owner._buffers[slot.name]
+                assert buffer is not None
+                buffer.copy_(slot.view.round())
+
+    def store(self) -> Tensor:
+        for slot in self.buffers:
+            buffer = slot.owner._buffers[slot.name]
+            assert buffer is not None
+            if buffer is not slot.view:  # an integer, or a module that put a new tensor in place of its buffer
+                slot.view.copy_(buffer)
+                if not slot.integer:
+                    slot.owner._buffers[slot.name] = slot.view
+        return self.flat.clone()
+
+    def draw(self, key: Key) -> Tensor:
+        """A fresh model, as its factory initialises it."""
+        with keyed_randomness(key, self.device):
+            fresh = self.factory().to(device=self.device, dtype=self.dtype)
+        with torch.no_grad():
+            for own, drawn in zip(self.module.parameters(), fresh.parameters(), strict=True):
+                own.copy_(drawn)
+            for slot, new in zip(self.buffers, [b for m in fresh.modules() for b in m._buffers.values() if b is not None], strict=True):
+                slot.view.copy_(new)
+        return self.flat.clone()
+
+    def export(self, model_P: Tensor) -> dict[str, Tensor]:
+        """The model under the names of its own state_dict, in the default memory layout."""
+        self.load(model_P)
+        return {name: tensor.detach().contiguous().clone() for name, tensor in self.module.state_dict().items()}
+
+    # ---- training
+
+    def train(
+        self,
+        model_CP: Tensor,
+        data: Block,
+        key: Key,
+        *,
+        rates: Sequence[float] | None = None,
+        only_CE: Tensor | None = None,
+        weight_CE: Tensor | None = None,
+        anchor_CP: Tensor | None = None,
+        pull: float = 0.0,
+    ) -> Tensor:
+        """Local SGD of every client's model on its own examples.
+
+        rates        a learning rate for every epoch; default: the local epochs of the round
+        only_CE      train on these examples alone
+        weight_CE    weight of every example's loss
+        anchor_CP    add pull/2 ||model - anchor||^2 to the loss
+        """
+        rates = self.sgd.rates(key.round) if rates is None else rates
+        with self.timed("train"), one_thread():
+            trained = [self._train_client(c, model_CP, data, key, rates, only_CE, weight_CE, anchor_CP, pull) for c in range(len(data))]
+        return torch.stack(trained) if trained else model_CP
+
+    def _train_client(
+        self,
+        c: int,
+        model_CP: Tensor,
+        data: Block,
+        key: Key,
+        rates: Sequence[float],
+        only_CE: Tensor | None,
+        weight_CE: Tensor | None,
+        anchor_CP: Tensor | None,
+        pull: float,
+    ) -> Tensor:
+        x, y = data.x[c], data.y[c]
+        weight = None if weight_CE is None else weight_CE[c, : len(y)].to(self.dtype)
+        if only_CE is not None:
+            only = only_CE[c, : len(y)]
+            x, y, weight = x[only], y[only], None if weight is None else weight[only]
+        self.load(model_CP[c])
+        name = key.of(data.clients[c])
+        velocity = torch.zeros_like(self.gradient)
+        with keyed_randomness(name.of("dropout"), self.device):
+            self.module.train()
+            for rate, batch in _batches(len(y), self.sgd.batch, rates, name.of("order")):
+                self._gradient(x[batch], y[batch], None if weight is None else weight[batch])
+                if anchor_CP is not None:
+                    self.gradient.add_(self.flat[: self.weights] - anchor_CP[c, : self.weights], alpha=pull)
+                self._step(velocity, rate)
+        return self.store()
+
+    def _gradient(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+        for norm in self.norms:
+            norm.train(len(y) > 1)  # one example has no variance: the running statistics stand in
+        self.gradient.zero_()
+        loss = self.loss(self.module(self._batch(x)), y.to(self.device))
+        (loss.mean() if weight is None else (loss * weight.to(self.device)).mean()).backward()  # type: ignore[no-untyped-call]
+        self.steps += 1
+
+    def _step(self, velocity: Tensor, rate: float) -> None:
+        weights = self.flat[: self.weights]
+        if self.sgd.weight_decay:
+            self.gradient.add_(weights, alpha=self.sgd.weight_decay)
+        velocity.mul_(self.sgd.momentum).add_(self.gradient)
+        weights.sub_(velocity, alpha=rate)
+
+    def _batch(self, x: Tensor) -> Tensor:
+        x = x.to(device=self.device, dtype=self.dtype)
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
+
+    # ---- evaluation
+
+    @torch.no_grad()
+    def outputs(self, model_P: Tensor, x: Tensor) -> Tensor:
+        self.load(model_P)
+        self.module.eval()
+        with one_thread():
+            return torch.cat([self.module(self._batch(piece)) for piece in torch.split(x, EVALUATION_BATCH)])
+
+    def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
+        """losses_CSE: the loss of every model of a client on every example of its own; 0 where there is no example."""
+        C, S, _ = model_CSP.shape
+        losses = torch.zeros(C, S, data.width, dtype=self.dtype)
+        with self.timed("losses"):
+            for c in range(C):
+                y = data.y[c].to(self.device)
+                for s in range(S):
+                    losses[c, s, : len(y)] = self.loss(self.outputs(model_CSP[c, s], data.x[c]), y).cpu()
+        return losses
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[step] += time.perf_counter() - start
+
+
+def _starts(start: int, buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[int]:
+    for _, _, buffer in buffers:
+        yield start
+        start += buffer.numel()
+
+
+def _batches(n: int, size: int, rates: Sequence[float], key: Key) -> Iterator[tuple[float, Tensor]]:
+    generator = key.torch()
+    for rate in rates if n else ():
+        for batch in torch.split(torch.randperm(n, generator=generator), size):
+            yield rate, batch
+
+
+@contextmanager
+def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
+    """torch's global generator, which dropout and initialisers use, speaks for this key and is put back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key.number())
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A kernel's sums depend on how many threads share them; results must not. Clients run in parallel instead."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,67 @@
+"""What one exchange sends: every model by sender, receiver and cluster.
+
+First everybody tells its neighbours which clusters it offers and wants, in a few bytes; then a model goes only to those
+that want its cluster. Shapes: N clients, K models offered by each, M clusters wanted by each, T transfers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedspd.core.graph import Graph
+
+SERVER = -1
+HEADER = 16  # bytes of an announcement besides the clusters: round and note
+CLUSTER = 4  # bytes of a cluster's number
+
+
+@dataclass(frozen=True)
+class Traffic:
+    transfer_T3: NDArray[np.int64]  # sender, receiver, cluster of every model, point to point
+    copies: int  # models sent if one sending reaches all neighbours (multicast)
+    announcements: int  # directed edges that an announcement crosses
+    announcement_bytes: int
+    model_bytes: int
+
+    @property
+    def point_to_point_bytes(self) -> int:
+        return len(self.transfer_T3) * self.model_bytes + self.announcements * self.announcement_bytes
+
+    @property
+    def multicast_bytes(self) -> int:
+        return self.copies * self.model_bytes + self.announcements * self.announcement_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "models": self.transfer_T3.tolist(),
+            "model_bytes": self.model_bytes,
+            "announcements": self.announcements,
+            "announcement_bytes": self.announcement_bytes,
+            "copies": self.copies,
+        }
+
+
+def traffic(graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int) -> Traffic:
+    announcement = HEADER + CLUSTER * (cluster_NK.shape[1] + want_NM.shape[1])
+    if graph.server:
+        return _star_traffic(cluster_NK, want_NM, model_bytes, announcement)
+    hearer = np.repeat(np.arange(graph.clients), np.diff(graph.offset))
+    edge = np.stack([graph.member, hearer])[:, graph.member != hearer]
+    sender, receiver = edge
+    wanted_TK = (cluster_NK[sender][:, :, None] == want_NM[receiver][:, None, :]).any(2)
+    t, k = np.nonzero(wanted_TK)
+    transfer = np.stack([sender[t], receiver[t], cluster_NK[sender[t], k]], axis=1)
+    copies = len(np.unique(sender[t] * cluster_NK.shape[1] + k))
+    return Traffic(transfer, copies, edge.shape[1], announcement, model_bytes)
+
+
+def _star_traffic(cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int, announcement: int) -> Traffic:
+    """Everybody sends its models up; the server sends each client the means that it wants, and can multicast them."""
+    n = len(cluster_NK)
+    up = [(i, SERVER, int(s)) for i in range(n) for s in cluster_NK[i]]
+    offered = set(cluster_NK.ravel().tolist())
+    down = [(SERVER, i, int(s)) for i in range(n) for s in want_NM[i] if int(s) in offered]
+    copies = len(up) + len({s for _, _, s in down})
+    return Traffic(np.array(up + down, dtype=np.int64).reshape(-1, 3), copies, n, announcement, model_bytes)

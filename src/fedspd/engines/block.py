@@ -1,0 +1,197 @@
+"""One block of clients: its data, its state and its algorithm. Engines drive it; it never knows who does."""
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedspd.core.algorithm import AnyAlgorithm, Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+from fedspd.metrics import Moments
+from fedspd.record import read_rows, write_part
+
+Truth = list[NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run needs, whoever runs it. Truth is for metrics: no algorithm sees it."""
+
+    algorithm: AnyAlgorithm
+    learner: Learner
+    train: Block
+    test: Block
+    truth: Truth
+    distributions: int
+    key: Key
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    def part(self, clients: range) -> "Plan":
+        """The same plan for some of the clients."""
+        rows = slice(clients.start, clients.stop)
+        train, test = (dataclasses.replace(b, clients=b.clients[rows], x=b.x[rows], y=b.y[rows]) for b in (self.train, self.test))
+        return dataclasses.replace(self, train=train, test=test, truth=self.truth[rows])
+
+
+@dataclass(frozen=True)
+class Header:
+    """An exchange without its models: what the engine must know to tell who hears what."""
+
+    cluster_CK: NDArray[np.int64]
+    weight_CK: NDArray[np.float64]
+    want_CM: NDArray[np.int64]
+    note_C: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, request: Exchange) -> "Header":
+        note = torch.zeros(len(request.cluster_CK)) if request.note_C is None else request.note_C
+        parts = (request.cluster_CK, request.weight_CK.double(), request.want_CM, note.long())
+        return cls(*(np.array(part.cpu()) for part in parts))
+
+    @classmethod
+    def joined(cls, headers: list["Header"]) -> "Header":
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(*(np.concatenate([getattr(header, name) for header in headers]) for name in names))
+
+    def with_models(self, model_CKP: Tensor) -> Exchange:
+        cluster, weight, want, note = (torch.from_numpy(getattr(self, f.name)) for f in dataclasses.fields(self))
+        return Exchange(cluster, model_CKP, weight, want, note)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """One block's part of what is recorded about a round."""
+
+    accuracy_C: NDArray[np.float64]
+    test_loss_C: NDArray[np.float64]
+    loss_C: NDArray[np.float64] | None
+    mixture_CS: NDArray[np.float64] | None
+    table_CSD: NDArray[np.int64] | None
+    moments: Moments | None
+
+    @classmethod
+    def joined(cls, parts: list["Measures"]) -> "Measures":
+        def whole(name: str) -> Any:
+            values = [getattr(part, name) for part in parts]
+            if values[0] is None:
+                return None
+            return sum(values[1:], start=values[0]) if name == "moments" else np.concatenate(values)
+
+        return cls(*(whole(field.name) for field in dataclasses.fields(cls)))
+
+
+class BlockRunner:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.state: Any = None
+        self._round: Round[Any] | None = None
+        self._request: Exchange | None = None
+
+    def begin(self) -> None:
+        self.state = self.plan.algorithm.begin(self.plan.learner, self.plan.train, self.plan.key)
+
+    def start_round(self, round: int) -> Header | None:
+        plan = self.plan
+        self._round = plan.algorithm.round(plan.learner, self.state, plan.train, plan.key.at(round))
+        return self._advance(None)
+
+    def offer(self, buffer_NKP: Tensor) -> None:
+        """Put what the block offers where every block can read it."""
+        assert self._request is not None
+        clients = self.plan.train.clients
+        buffer_NKP[clients[0] : clients[-1] + 1] = self._request.model_CKP
+        self._request = None
+
+    def hear(self, graph: Graph, header: Header, buffer_NKP: Tensor) -> Header | None:
+        offers = header.with_models(buffer_NKP)
+        return self._advance(Neighbourhood.of(graph, self.plan.train.clients, offers))
+
+    def _advance(self, answer: Neighbourhood | None) -> Header | None:
+        assert self._round is not None
+        try:
+            self._request = self._round.send(answer)  # type: ignore[arg-type]
+            return Header.of(self._request)
+        except StopIteration as end:
+            self.state, self._round = end.value, None
+            return None
+
+    def finish(self, round: int) -> None:
+        plan = self.plan
+        self.state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
+
+    def measure(self) -> Measures:
+        accuracy, loss = self._test()
+        state = self.state
+        mixture, centers = getattr(state, "mixture_CS", None), getattr(state, "centers_CSP", None)
+        train_loss = getattr(state, "loss_C", None)
+        return Measures(
+            accuracy, loss, _numbers(train_loss), _numbers(mixture), self._table(), None if centers is None else _moments(centers)
+        )  # fmt: skip
+
+    def _test(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        plan, scores = self.plan, []
+        with plan.learner.timed("evaluate"):
+            outputs = plan.algorithm.predict(plan.learner, self.state, plan.test.x)
+            for output, y in zip(outputs, (y.to(plan.learner.device) for y in plan.test.y), strict=True):
+                right = float((output.argmax(1) == y).double().mean()) if not y.is_floating_point() else np.nan
+                scores.append((right, float(plan.learner.loss(output, y).double().mean())))
+        accuracy, loss = np.array(scores).T
+        return accuracy, loss
+
+    def _table(self) -> NDArray[np.int64] | None:
+        """table_CSD: how many examples of each true distribution each client has in each cluster."""
+        assignment = getattr(self.state, "assignment_CE", None)
+        if assignment is None:
+            return None
+        table = np.zeros((len(self.plan.train), self.plan.algorithm.clusters, self.plan.distributions), np.int64)
+        for c, (row, truth) in enumerate(zip(assignment.numpy(), self.plan.truth, strict=True)):
+            np.add.at(table[c], (row[: len(truth)], truth), 1)
+        return table
+
+    def take_counters(self) -> tuple[dict[str, float], int]:
+        """Seconds by step and gradient steps since the last call."""
+        learner = self.plan.learner
+        found = dict(learner.seconds), learner.steps
+        learner.seconds.clear()
+        learner.steps = 0
+        return found
+
+    def save(self, folder: Path) -> str:
+        """Write the block's part of a checkpoint; returns its file name."""
+        tensors = {field.name: getattr(self.state, field.name).cpu() for field in dataclasses.fields(self.state)}
+        return write_part(folder, list(self.plan.train.clients), tensors)
+
+    def load(self, folder: Path) -> None:
+        """Take the block's clients out of a checkpoint, however many parts it was written in."""
+        self.begin()  # gives the state's type, and what a checkpoint must look like
+        expected = {field.name: getattr(self.state, field.name) for field in dataclasses.fields(self.state)}
+        tensors = read_rows(folder, self.plan.train.clients[0], self.plan.train.clients[-1] + 1, list(expected))
+        placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
+        self.state = type(self.state)(**placed)
+
+    def digests(self) -> list[str]:
+        """A hash of every client's whole state."""
+        tensors = [getattr(self.state, field.name).cpu().contiguous() for field in dataclasses.fields(self.state)]
+        return [hashlib.sha256(b"".join(t[c].numpy().tobytes() for t in tensors)).hexdigest() for c in range(len(self.plan.train))]
+
+
+def _numbers(tensor: Tensor | None) -> NDArray[np.float64] | None:
+    return None if tensor is None else tensor.detach().cpu().double().numpy()
+
+
+def _moments(centers_CSP: Tensor) -> Moments:
+    pieces = [Moments.of(piece.detach().cpu().double().numpy()) for piece in torch.split(centers_CSP, 64)]
+    return sum(pieces[1:], start=pieces[0])

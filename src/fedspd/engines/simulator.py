@@ -1,0 +1,224 @@
+"""Every client of the network on one machine, in blocks, one block per worker process.
+
+A worker is a fork of this process: it reads the data where they are, without a copy, and runs one torch thread. Offered
+models meet in memory that all workers share. The result does not depend on the number of workers.
+"""
+
+import math
+import mmap
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedspd.core.errors import ConfigError, FedspdError, WorkerError
+from fedspd.core.graph import Graph
+from fedspd.core.ledger import Traffic, traffic
+from fedspd.engines.block import BlockRunner, Header, Measures, Plan
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    traffic: list[Traffic]
+    seconds: dict[str, float]  # by step, of the slowest worker, and the total that passed
+    steps: int  # gradient steps of all clients
+
+
+class Simulator:
+    def __init__(self, plan: Plan, workers: int = 1) -> None:
+        self.plan = plan
+        self.memory = _shared_tensor(plan) if workers > 1 else None
+        blocks = balanced([len(y) for y in plan.train.y], workers)
+        parts = [plan.part(clients) for clients in blocks]
+        self.workers: Sequence[Worker | InProcess] = start(parts, self.memory) if len(parts) > 1 else [InProcess(parts[0])]
+
+    def begin(self) -> None:
+        self._all("begin")
+
+    def round(self, round: int, graph: Graph) -> RoundReport:
+        """One round of every client: blocks compute, and meet at every exchange."""
+        started, sent = time.perf_counter(), []
+        headers = self._all("start_round", round)
+        while headers[0] is not None:
+            header = Header.joined(headers)
+            self._all("offer", header.cluster_CK.shape[1])
+            element = torch.finfo(self.plan.learner.dtype).bits // 8
+            sent.append(traffic(graph, header.cluster_CK, header.want_CM, self.plan.learner.size * element))
+            headers = self._all("hear", graph, header)
+        return self._report(started, sent)
+
+    def finish(self, round: int) -> RoundReport:
+        started = time.perf_counter()
+        self._all("finish", round)
+        return self._report(started, [])
+
+    def measure(self) -> Measures:
+        return Measures.joined(self._all("measure"))
+
+    def save(self, folder: Path) -> None:
+        self._all("save", folder)
+
+    def load(self, folder: Path) -> None:
+        self._all("load", folder)
+
+    def digests(self) -> list[str]:
+        return [digest for part in self._all("digests") for digest in part]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def _all(self, command: str, *arguments: Any) -> list[Any]:
+        for worker in self.workers:
+            worker.post(command, arguments)
+        return [worker.take() for worker in self.workers]
+
+    def _report(self, started: float, sent: list[Traffic]) -> RoundReport:
+        total = time.perf_counter() - started
+        seconds, steps = zip(*self._all("take_counters"), strict=True)
+        slowest = {step: max(part.get(step, 0.0) for part in seconds) for step in sorted({step for part in seconds for step in part})}
+        return RoundReport(sent, {**slowest, "total": total}, sum(steps))
+
+
+class Desk:
+    """What a worker does with a command, in its own process or in this one."""
+
+    def __init__(self, plan: Plan, memory: Tensor | None) -> None:
+        self.runner, self.memory = BlockRunner(plan), memory
+        self.buffer_NKP = torch.empty(0)
+
+    def do(self, command: str, arguments: tuple[Any, ...]) -> Any:
+        if command == "offer":
+            return self.offer(*arguments)
+        if command == "hear":
+            graph, header = arguments
+            return self.runner.hear(graph, header, self.buffer_NKP)
+        return getattr(self.runner, command)(*arguments)
+
+    def offer(self, K: int) -> None:
+        plan = self.runner.plan
+        shape = (plan.train.network, K, plan.learner.size)
+        if self.memory is None:
+            self.buffer_NKP = torch.empty(shape, dtype=plan.learner.dtype)
+        elif math.prod(shape) <= len(self.memory):
+            self.buffer_NKP = self.memory[: math.prod(shape)].view(shape)
+        else:
+            raise ConfigError(f"The method offers {K} models, but clusters = {plan.algorithm.clusters}: it may offer one per cluster.")
+        self.runner.offer(self.buffer_NKP)
+
+
+class InProcess:
+    """The only worker: no second process, easy to debug, and safe in a notebook."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.desk, self.result = Desk(plan, None), None
+
+    def post(self, command: str, arguments: tuple[Any, ...]) -> None:
+        self.result = self.desk.do(command, arguments)
+
+    def take(self) -> Any:
+        return self.result
+
+    def close(self) -> None:
+        pass
+
+
+class Worker:
+    def __init__(self, process: BaseProcess, connection: Connection) -> None:
+        self.process, self.connection = process, connection
+
+    def post(self, command: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            self.connection.send((command, arguments))
+        except OSError:
+            raise self._ended() from None
+
+    def take(self) -> Any:
+        wait([self.connection, self.process.sentinel])
+        try:
+            kind, content = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        if kind == "error":
+            raise content
+        return content
+
+    def _ended(self) -> WorkerError:
+        self.process.join(1)
+        return WorkerError(
+            f"A worker process ended with exit code {self.process.exitcode} (negative: killed by that signal; -9 is often a lack of "
+            "memory: try fewer --workers). The last checkpoint is whole: continue with --resume."
+        )
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.terminate()
+        self.process.join(5)
+
+
+def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
+    if not hasattr(os, "fork"):
+        raise ConfigError("--workers above 1 needs a system that can fork a process (Linux, macOS): use --workers 1 here.")
+    context = multiprocessing.get_context("fork")
+    workers: list[Worker] = []
+    for part in parts:
+        here, there = context.Pipe()
+        ends = [worker.connection for worker in workers] + [here]
+        process = context.Process(target=_work, args=(part, memory, there, ends), daemon=True)
+        process.start()
+        there.close()
+        workers.append(Worker(process, here))
+    return workers
+
+
+def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]) -> None:
+    """A worker's life. It ends when the pipe closes, even if the parent was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    for end in foreign_ends:
+        end.close()
+    desk = Desk(plan, memory)
+    while True:
+        try:
+            command, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = ("done", desk.do(command, arguments))
+        except FedspdError as error:
+            answer = ("error", error)
+        except Exception:
+            answer = ("error", WorkerError(f"A worker failed:\n{traceback.format_exc()}"))
+        try:
+            connection.send(answer)
+        except OSError:
+            return
+
+
+def balanced(counts: Sequence[int], workers: int) -> list[range]:
+    """Consecutive blocks of clients with about the same number of examples, at most one per client."""
+    workers = max(1, min(workers, len(counts)))
+    ends = np.cumsum(counts)
+    cuts = [0]
+    for w in range(1, workers):
+        cut = int(np.searchsorted(ends, ends[-1] * w / workers, side="left")) + 1
+        cuts.append(min(max(cut, cuts[-1] + 1), len(counts) - (workers - w)))
+    return [range(low, high) for low, high in zip(cuts, [*cuts[1:], len(counts)], strict=True)]
+
+
+def _shared_tensor(plan: Plan) -> Tensor:
+    """Room for one model per client and cluster; pages that are never written cost nothing."""
+    numbers = plan.clients * max(1, plan.algorithm.clusters) * plan.learner.size
+    memory = mmap.mmap(-1, max(1, numbers) * (torch.finfo(plan.learner.dtype).bits // 8))
+    return torch.frombuffer(memory, dtype=plan.learner.dtype)

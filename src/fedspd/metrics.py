@@ -1,0 +1,78 @@
+"""What is measured of a run: pure functions of arrays.
+
+Shapes: N clients, S clusters, D true distributions, P numbers in a model.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A score over clients: mean, standard deviation, and the mean of the worst tenth (at least one client)."""
+
+    mean: float
+    std: float
+    worst: float
+    lowest: float
+
+    @classmethod
+    def of(cls, score_N: Numbers) -> "Spread":
+        ordered = np.sort(score_N[np.isfinite(score_N)])
+        if not len(ordered):
+            return cls(np.nan, np.nan, np.nan, np.nan)
+        tenth = max(1, round(len(ordered) / 10))
+        return cls(float(ordered.mean()), float(ordered.std()), float(ordered[:tenth].mean()), float(ordered[0]))
+
+
+def relabelling(table_SD: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each cluster the distribution that it stands for, one to one where that is possible; -1: for none."""
+    match = np.full(len(table_SD), -1)
+    rows, columns = linear_sum_assignment(table_SD, maximize=True)
+    match[rows] = columns
+    return match
+
+
+def purity(table_SD: NDArray[np.int64]) -> float:
+    """The share of examples in the cluster that stands for their true distribution, up to relabelling."""
+    total = table_SD.sum()
+    rows, columns = linear_sum_assignment(table_SD, maximize=True)
+    return float(table_SD[rows, columns].sum() / total) if total else np.nan
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over clients of their centers: all that the consensus distance needs, in any order of adding up."""
+
+    count: int
+    sum_SP: Numbers
+    square_S: Numbers
+
+    @classmethod
+    def of(cls, centers_CSP: Numbers) -> "Moments":
+        return cls(len(centers_CSP), centers_CSP.sum(0), np.einsum("csp,csp->s", centers_CSP, centers_CSP))
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(self.count + other.count, self.sum_SP + other.sum_SP, self.square_S + other.square_S)
+
+    def consensus_distance(self) -> Numbers:
+        """E_t of Theorem 3 for every cluster: the mean squared distance of the clients' centers to their average."""
+        mean_SP = self.sum_SP / self.count
+        distance_S: Numbers = self.square_S / self.count - np.einsum("sp,sp->s", mean_SP, mean_SP)
+        return distance_S.clip(min=0.0)
+
+
+def switched_clients(table_NSD: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Clients that tell the distributions apart (nine in ten right) but by other labels than the network as a whole."""
+    if table_NSD.shape[1] < 2 or table_NSD.shape[2] < 2:
+        return np.zeros(0, np.int64)
+    rows, columns = linear_sum_assignment(table_NSD.sum(0), maximize=True)
+    by_network = table_NSD[:, rows, columns].sum(1)
+    by_own = np.array([purity(table) * table.sum() for table in table_NSD])
+    examples = table_NSD.sum((1, 2))
+    return np.flatnonzero((by_own >= 0.9 * examples) & (by_network < 0.5 * examples))

@@ -1,0 +1,1 @@
+"""Figures and pages from the records of a run."""

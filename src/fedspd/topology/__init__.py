@@ -1,0 +1,18 @@
+"""Who can hear whom: the graph of every round, its link weights, and how well it mixes."""
+
+from fedspd.topology.build import Topology, build
+from fedspd.topology.diagnostics import consensus_rate, describe, diameter, spectral_gap
+from fedspd.topology.links import link_matrix
+from fedspd.topology.options import KINDS, TopologyOptions
+
+__all__ = [
+    "KINDS",
+    "Topology",
+    "TopologyOptions",
+    "build",
+    "consensus_rate",
+    "describe",
+    "diameter",
+    "link_matrix",
+    "spectral_gap",
+]

@@ -1,0 +1,71 @@
+"""fedspd topology show, as a user calls it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedspd.cli.topology import app
+from fedspd.core.errors import ConfigError, TopologyError
+
+RING = ["topology.kind=ring", "topology.weights=metropolis", "clients=4", "clusters=1"]
+
+
+def show(*words: str) -> str:
+    result = CliRunner().invoke(app, ["show", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_json_is_one_line_of_facts():
+    output = show(*RING, "--json")
+    facts = json.loads(output)
+    assert output.count("\n") == 1
+    assert (facts["kind"], facts["clients"], facts["edges"], facts["diameter"]) == ("ring", 4, 4, 2)
+    assert facts["spectral_gap"] == pytest.approx(2 / 3)
+    assert facts["consensus_rate"] == pytest.approx(8 / 9)
+
+
+def test_tables_show_the_facts_and_the_degrees():
+    output = show(*RING)
+    assert "Topology 'ring', weights 'metropolis'" in output
+    assert "2, 2, 2" in output
+    assert "0.6667" in output
+    assert output.count("█") == 30
+
+
+def test_a_long_tail_of_degrees_is_grouped():
+    output = show("topology.kind=ba", "clients=300")
+    assert "3 to " in output
+    assert len(output.splitlines()) < 40
+
+
+def test_a_config_file_and_overrides_are_read(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('clients = 9\n[topology]\nkind = "grid"\n', encoding="utf-8")
+    assert json.loads(show(str(config), "--json"))["edges"] == 12
+    assert json.loads(show(str(config), "clients=4", "--json"))["edges"] == 4
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_the_graph_is_drawn(tmp_path, ending):
+    file = tmp_path / f"ring.{ending}"
+    show(*RING, "--figure", str(file))
+    begin = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[ending]
+    assert file.read_bytes().startswith(begin)
+
+
+def test_a_figure_that_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown ending: expected one of \.png, \.pdf, \.svg"):
+        show(*RING, "--figure", "ring.doc")
+    with pytest.raises(ConfigError, match="too many to see"):
+        show("topology.kind=complete", "clients=200", "--figure", "all.png")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        show(*RING, "--figure", str(tmp_path / "none" / "ring.png"))
+
+
+def test_two_configs_and_an_impossible_graph_are_refused():
+    with pytest.raises(ConfigError, match=r"'b\.toml' is neither key=value nor the only config file"):
+        show("a.toml", "b.toml")
+    with pytest.raises(TopologyError, match=r"topology\.degree = 25 is impossible with clients = 20"):
+        show("topology.degree=25", "clients=20")

@@ -1,0 +1,130 @@
+"""The data of a whole network: rows, blocks, order, manifest."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedspd.core.keys import Key
+from fedspd.data.federation import Deal, Distribution, Federation, as_shaped, gather, manifest_hash
+from fedspd.data.mixtures import MixtureOptions, federate
+from fedspd.data.sources import Examples, Source
+
+
+def digits(count: int, seed: int) -> Examples:
+    random = np.random.default_rng(seed)
+    return Examples(random.integers(0, 256, (count, 1, 3, 3), dtype=np.uint8), random.integers(0, 10, count))
+
+
+SOURCE = Source("noise", digits(900, 0), digits(300, 1), 10)
+
+
+@pytest.fixture
+def federation() -> Federation:
+    return federate(SOURCE, MixtureOptions("rotation", clients=6, examples=50, imbalance=4.0), Key(7))
+
+
+def test_gather_by_hand() -> None:
+    images = np.array([[[[0, 255], [51, 102]]], [[[255, 255], [0, 0]]]], dtype=np.uint8)
+    ways = [Distribution("plain"), Distribution("rotated", rotated=True), Distribution("permuted", relabel=(1, 2, 0))]
+    deal = Deal(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]))
+    part = gather([Examples(images, np.array([0, 1]))], ways, deal)
+    expected = torch.tensor([[[-1, 1], [-0.6, -0.2]], [[1, -0.2], [-1, -0.6]], [[1, 1], [-1, -1]]])
+    assert torch.allclose(part.x[:, 0], expected)
+    assert part.y.tolist() == [0, 0, 2]
+    assert part.x.dtype == torch.float32
+    assert part.y.dtype == torch.int64
+    assert part.x.is_contiguous()
+
+
+def test_images_are_resized_between_their_pixels_and_made_rgb() -> None:
+    image = np.array([[[[0, 100], [0, 100]]]], dtype=np.uint8)
+    grown = as_shaped(image, (3, 4, 4))
+    assert grown.dtype == np.uint8
+    assert grown.shape == (1, 3, 4, 4)
+    assert (grown == np.array([0, 25, 75, 100])).all()
+
+
+def test_a_block_is_a_view_of_the_clients_own_rows(federation: Federation) -> None:
+    for name, part in (("train", federation.train), ("test", federation.test)):
+        block = federation.block([4, 1], name)  # type: ignore[arg-type]
+        assert list(block.clients) == [4, 1]
+        assert block.network == 6
+        assert block.width == np.diff(part.start).max()
+        for client, x, y in zip(block.clients, block.x, block.y, strict=True):
+            first, last = part.start[client], part.start[client + 1]
+            assert torch.equal(x, part.x[first:last])
+            assert torch.equal(y, part.y[first:last])
+            assert x.data_ptr() == part.x[first].data_ptr()
+
+
+def test_a_block_holds_no_truth(federation: Federation) -> None:
+    assert not hasattr(federation.block([0]), "truth")
+
+
+def test_shared_memory_changes_nothing_but_the_place(federation: Federation) -> None:
+    before = federation.train.x.clone()
+    federation.share_memory()
+    assert federation.train.x.is_shared()
+    assert federation.test.y.is_shared()
+    assert federation.block([2]).x[0].is_shared()
+    assert torch.equal(federation.train.x, before)
+
+
+def test_shape_and_size(federation: Federation) -> None:
+    assert federation.shape == (1, 3, 3)
+    assert federation.clients == 6
+    assert len(federation.train.y) == 300
+    assert len(federation.test.y) == 6 * 17  # 50 * 300 / 900, rounded
+    assert sorted(np.diff(federation.train.start)) == [20, 20, 50, 50, 80, 80]
+
+
+def test_the_order_tells_nothing_about_the_truth() -> None:
+    """Over 400 clients of 20 examples, as many of the second distribution lie in the first halves as in the second halves."""
+    source = Source("noise", digits(9000, 0), digits(4500, 1), 10)
+    for mixture in ("rotation", "parity"):
+        options = MixtureOptions(mixture, clients=400, examples=20 if mixture == "rotation" else 18, test_examples=10)
+        federation = federate(source, options, Key(11))
+        for part in (federation.train, federation.test):
+            truth_CE = part.truth.reshape(400, -1)
+            half = truth_CE.shape[1] // 2
+            gap_C = truth_CE[:, :half].mean(axis=1) - truth_CE[:, half:].mean(axis=1)
+            assert gap_C.std() > 0.05
+            assert abs(gap_C.mean()) < 3 * gap_C.std() / 20  # three standard errors
+            assert abs(truth_CE[:, 0].mean() - truth_CE.mean()) < 3 * 0.5 / 20
+
+
+def test_the_manifest_counts_what_each_client_has(federation: Federation) -> None:
+    for client, entry in enumerate(federation.manifest["clients"]):
+        for name, part in (("train", federation.train), ("test", federation.test)):
+            first, last = entry[name]["rows"]
+            assert [first, last] == part.start[client : client + 2].tolist()
+            assert entry[name]["counts"] == np.bincount(part.truth[first:last], minlength=2).tolist()
+    assert federation.manifest["options"]["imbalance"] == 4.0
+    assert federation.manifest["seed"] == 7
+    assert [each["name"] for each in federation.manifest["distributions"]] == ["plain", "rotated"]
+
+
+def test_the_manifest_survives_json_with_its_hash(federation: Federation) -> None:
+    again = json.loads(json.dumps(federation.manifest))
+    assert again == federation.manifest
+    assert manifest_hash(again) == federation.manifest["hash"]
+    again["clients"][0]["train"]["counts"][0] += 1
+    assert manifest_hash(again) != federation.manifest["hash"]
+
+
+def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
+    options = MixtureOptions("rotation", clients=6, examples=50)
+    one_pixel = SOURCE.train.x.copy()
+    one_pixel[0, 0, 0, 0] ^= 1
+    changed = Source("noise", Examples(one_pixel, SOURCE.train.y), SOURCE.test, 10)
+    manifests = [
+        federate(SOURCE, options, Key(0)).manifest,
+        federate(SOURCE, options, Key(1)).manifest,
+        federate(SOURCE, MixtureOptions("rotation", clients=6, examples=51), Key(0)).manifest,
+        federate(changed, options, Key(0)).manifest,
+    ]
+    assert len({manifest["hash"] for manifest in manifests}) == 4
+    assert federate(SOURCE, options, Key(0)).manifest == manifests[0]
+    assert manifests[0]["clients"][0]["train"]["sha256"] != manifests[1]["clients"][0]["train"]["sha256"]
