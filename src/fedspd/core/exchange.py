@@ -100,13 +100,11 @@ def mixing_matrix(heard: Neighbourhood, want_CM: Tensor) -> "sparse.csr_array[np
     h, m, k = np.nonzero(offered_NK[heard.sender_H][:, None, :] == want[heard.hearer_H][:, :, None])
     hearer, sender = heard.hearer_H[h], heard.sender_H[h]
     row = hearer * M + m
+    link = _links(heard, hearer, sender, k, row)
+    share = link / np.bincount(row, link)[row]
     order = np.lexsort((k, sender, row))
-    link = _links(heard, hearer, sender, k, row)[order]
     start = np.searchsorted(row[order], np.arange(C * M + 1))
-    column = (sender * K + k)[order]
-    total = np.add.reduceat(np.append(link, 0.0), np.minimum(start[:-1], len(link)))
-    share = link / np.repeat(np.where(np.diff(start) > 0, total, 1.0), np.diff(start))
-    return sparse.csr_array((share, column, start), shape=(C * M, N * K))
+    return sparse.csr_array((share[order], (sender * K + k)[order], start), shape=(C * M, N * K))
 
 
 def _links(
@@ -114,7 +112,8 @@ def _links(
 ) -> NDArray[np.float64]:
     """How much each heard model counts, before a row is made to sum to 1."""
     if heard.rule == "examples":
-        return heard.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
+        link = heard.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
+        return np.where(np.bincount(row, link)[row] > 0, link, 1.0)  # no example behind any of a row: all alike
     if heard.rule == "uniform":
         return np.ones(len(sender))
     position = np.searchsorted(heard.sender_ids, heard.clients)

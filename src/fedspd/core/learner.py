@@ -1,6 +1,7 @@
 """The only place that knows how to train: a plain nn.Module as flat vectors.
 
-Shapes: C clients in the block, S models per client, P numbers in a model (parameters first, then buffers), E examples.
+Shapes: C clients in the block, S models per client, P numbers in a model (what is trained first, then frozen
+parameters and buffers), E examples.
 """
 
 import time
@@ -87,9 +88,10 @@ class Learner:
     def _lay_out(self) -> None:
         parameters = [(owner, name, p) for owner in self.module.modules() for name, p in owner._parameters.items() if p is not None]
         parameters = list({id(p): (owner, name, p) for owner, name, p in parameters}.values())  # a tied parameter counts once
+        parameters.sort(key=lambda entry: not entry[2].requires_grad)
         buffers = [(owner, name, b) for owner in self.module.modules() for name, b in owner._buffers.items() if b is not None]
-        self.weights = sum(p.numel() for _, _, p in parameters)
-        self.size = self.weights + sum(b.numel() for _, _, b in buffers)
+        self.weights = sum(p.numel() for _, _, p in parameters if p.requires_grad)
+        self.size = sum(tensor.numel() for _, _, tensor in [*parameters, *buffers])
         self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         self.gradient = torch.zeros(self.weights, dtype=self.dtype, device=self.device)
         start = 0
@@ -120,10 +122,12 @@ class Learner:
     def load(self, model_P: Tensor) -> None:
         self.flat.copy_(model_P)
         for slot in self.buffers:
+            buffer = slot.owner._buffers[slot.name]
+            assert buffer is not None
             if slot.integer:
-                buffer = slot.owner._buffers[slot.name]
-                assert buffer is not None
                 buffer.copy_(slot.view.round())
+            else:
+                slot.owner._buffers[slot.name] = slot.view  # the module may have put a new tensor in its place
 
     def store(self) -> Tensor:
         for slot in self.buffers:
@@ -131,8 +135,6 @@ class Learner:
             assert buffer is not None
             if buffer is not slot.view:  # an integer, or a module that put a new tensor in place of its buffer
                 slot.view.copy_(buffer)
-                if not slot.integer:
-                    slot.owner._buffers[slot.name] = slot.view
         return self.flat.clone()
 
     def draw(self, key: Key) -> Tensor:

@@ -185,6 +185,7 @@ def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
 def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]) -> None:
     """A worker's life. It ends when the pipe closes, even if the parent was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     for end in foreign_ends:
         end.close()

@@ -1,0 +1,111 @@
+"""What the commands do."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedspd import experiment
+from fedspd.algorithms import METHODS
+from fedspd.cli.progress import Progress
+from fedspd.config import METHOD_TABLES, load
+from fedspd.core.errors import ConfigError
+from fedspd.record import Json
+from fedspd.report import pages
+from fedspd.trackers import TensorBoard
+
+
+def run(settings: list[str], out: Path | None, resume: Path | None, workers: int, tensorboard: bool, as_json: bool) -> None:
+    if resume is not None and (settings or out):
+        raise ConfigError("--resume continues a run as it was started: give no config, no values and no --out with it.")
+    path, overrides = _split(settings)
+    config = None if resume else load(path, overrides)
+    folder = resume or out or _new_folder(f"{config.method}-{Path(config.data.name).stem}" if config else "run")
+    with Progress(as_json) as progress, _resumable(folder):
+        listeners = [progress.listen, *([TensorBoard(folder / "tensorboard").listen] if tensorboard else [])]
+        result = experiment.run(config, out=folder, resume=resume is not None, workers=workers, listener=_all(listeners))
+    pages.write_figures([folder], folder / "figures")
+    _show({result.summary["method"]: result.summary}, folder, as_json)
+
+
+def demo(out: Path | None, workers: int, as_json: bool) -> None:
+    folder = out or _new_folder("demo")
+    with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
+        config = load(path)
+    summaries = {}
+    for method in ("fedspd", "local"):
+        with Progress(as_json) as progress, _resumable(folder / method):
+            result = experiment.run(experiment.with_method(config, method), out=folder / method, workers=workers, listener=progress.listen)
+        summaries[method] = result.summary
+    pages.write_figures([folder / method for method in summaries], folder / "figures")
+    _show(summaries, folder, as_json)
+
+
+def methods(as_json: bool) -> None:
+    about = {name: (sys.modules[cls.__module__].__doc__ or "").splitlines()[0] for name, cls in METHODS.items()}
+    options = {name: {key: field.default for key, field in table.model_fields.items()} for name, table in METHOD_TABLES.items()}
+    if as_json:
+        print(json.dumps({name: {"about": about[name], "options": options[name]} for name in METHODS}))
+        return
+    table = Table("method", "what it is", "options", title="Methods")
+    for name in METHODS:
+        table.add_row(name, about[name], ", ".join(f"{key}={value}" for key, value in options[name].items()))
+    Console().print(table)
+
+
+def _split(settings: list[str]) -> tuple[Path | None, list[str]]:
+    """A first word without '=' is the config's path."""
+    if settings and "=" not in settings[0]:
+        return Path(settings[0]), settings[1:]
+    return None, settings
+
+
+def _new_folder(name: str) -> Path:
+    numbers = (int(path.name.rpartition("-")[2]) for path in Path("runs").glob(f"{name}-*") if path.name.rpartition("-")[2].isdigit())
+    return Path("runs") / f"{name}-{max(numbers, default=0) + 1}"
+
+
+def _all(listeners: Sequence[experiment.Listener]) -> experiment.Listener:
+    def listen(event: Json) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return listen
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run where it is; what is on disk can be continued."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "run.json").exists():
+            print(f"\nfedspd: Continue with: fedspd run --resume {folder}", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
+    console = Console(stderr=as_json)
+    console.print(pages.table(summaries))
+    for summary in summaries.values():
+        for alarm in summary["alarms"]:
+            console.print(f"[yellow]{summary['method']}: {alarm}")
+    console.print(f"Records and figures: {folder}")
+    if as_json:
+        methods: dict[str, Any] = {name: {k: v for k, v in s.items() if k != "clients"} for name, s in summaries.items()}
+        print(json.dumps({"folder": str(folder), **(next(iter(methods.values())) if len(methods) == 1 else {"methods": methods})}))

@@ -1,0 +1,95 @@
+"""The command line: parsing only. Everything heavy is imported inside the commands, so that --help is quick."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from fedspd.cli import data, topology
+from fedspd.core.errors import FedspdError
+
+EXIT_CODES = "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130 stopped by a signal."
+
+app = typer.Typer(
+    help="A personalised model for every device of a network that has no server.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data.app, name="data")
+app.add_typer(topology.app, name="topology")
+
+Settings = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="a TOML file, then values on top of it")]
+Workers = Annotated[int, typer.Option(min=1, help="processes; results do not depend on it")]
+AsJson = Annotated[bool, typer.Option("--json", help="end with one line of JSON on standard output")]
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@app.command(epilog=EXIT_CODES)
+def run(
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default: a new one in runs/")] = None,
+    resume: Annotated[Path | None, typer.Option(help="continue the run in this folder")] = None,
+    workers: Workers = CORES,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files into the run folder")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train every client of a network as a config says."""
+    from fedspd.cli import commands
+
+    commands.run(settings or [], out, resume, workers, tensorboard, as_json)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="folder; default: a new one in runs/")] = None,
+    workers: Workers = CORES,
+    as_json: AsJson = False,
+) -> None:
+    """FedSPD against training alone, on the handwritten digits that come with scikit-learn."""
+    from fedspd.cli import commands
+
+    commands.demo(out, workers, as_json)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """The methods, with their options."""
+    from fedspd.cli import commands
+
+    commands.methods(as_json)
+
+
+def main() -> None:
+    sys.exit(guarded(sys.argv[1:]))
+
+
+def guarded(arguments: list[str]) -> int:
+    """Run a command line; whatever is refused becomes a sentence and an exit code."""
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except FedspdError as error:
+        return _refuse(str(error), error.exit_code, arguments)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return _refuse("Stopped.", 130, arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has gone
+        return 0
+
+
+def _refuse(sentence: str, code: int, arguments: list[str]) -> int:
+    print(f"fedspd: {sentence}", file=sys.stderr)
+    if "--json" in arguments:
+        print(json.dumps({"error": sentence, "exit_code": code}))
+    return code

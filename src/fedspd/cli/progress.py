@@ -1,0 +1,51 @@
+"""A bar with an estimate on a terminal, a few plain lines elsewhere."""
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from fedspd.record import Json
+
+
+class Progress:
+    def __init__(self, as_json: bool = False) -> None:
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+        self.bar = Bar(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.console)
+        self.live = self.console.is_terminal and not as_json
+        self.rounds, self.told = 0, -1
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def listen(self, event: Json) -> None:
+        if event["event"] == "start":
+            self.rounds = event["rounds"]
+            self.task = self.bar.add_task(event["method"], total=self.rounds + 1, completed=event["round"], note="")
+            if self.live:
+                self.bar.start()
+            return
+        self.bar.update(self.task, completed=event["round"], note=_note(event))
+        if not self.live:
+            self._line(event)
+
+    def _line(self, event: Json) -> None:
+        """About ten lines for a run, however long."""
+        tenth = 10 * event["round"] // (self.rounds + 1)
+        if tenth > self.told and "accuracy" in event:
+            self.told = tenth
+            print(f"round {event['round']} of {self.rounds + 1}: {_note(event)}", file=sys.stderr, flush=True)
+
+
+def _note(event: Json) -> str:
+    scores = [score for score in event.get("accuracy", []) if score is not None]
+    if scores:
+        return f"accuracy {100 * sum(scores) / len(scores):.1f} %"
+    losses = [loss for loss in event.get("test_loss", []) if loss is not None]
+    return f"test loss {sum(losses) / len(losses):.4g}" if losses else ""
