@@ -161,9 +161,9 @@ def test_an_installed_factory() -> None:
     [
         ("users_models:word", 'model.name = "users_models:word": expected a torch.nn.Module, but the call returned str.'),
         ("users_models:broken", r"shape \(5,\) and classes 3 failed with ValueError: no such width"),
-        ("users_models:tinny", "has no public function 'tinny'; did you mean 'tiny'?"),
-        ("users_models:size", "has no public function 'size'"),
-        ("users_models:", "has no public function ''"),
+        ("users_models:tinny", "has no public function or class 'tinny'; did you mean 'tiny'?"),
+        ("users_models:size", "has no public function or class 'size'"),
+        ("users_models:", "has no public function or class ''"),
         ("absent_module:f", "installed or in the current folder, but its import failed with ModuleNotFoundError"),
         (":f", "import failed with ValueError"),
     ],

@@ -19,7 +19,7 @@ from fedspd.topology import KINDS, TopologyOptions
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def table_of(cls: type[Any], leave_out: Sequence[str] = ()) -> type[Table]:
@@ -93,7 +93,7 @@ class Base(Table):
 
 
 METHOD_TABLES = {name: table_of(cls, leave_out=["clusters"]) for name, cls in METHODS.items()}
-_tables: dict[str, Any] = {"sgd": (table_of(Sgd), table_of(Sgd)())} | {name: (table, table()) for name, table in METHOD_TABLES.items()}
+_tables: dict[str, Any] = {name: (table, table()) for name, table in {"sgd": table_of(Sgd), **METHOD_TABLES}.items()}
 Config: type[Base] = create_model("Config", __base__=Base, **_tables)
 
 
@@ -105,7 +105,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Base:
     """A config from a TOML file, with key=value pairs on top."""
     tree = _read(path) if path else {}
     for override in overrides:
-        _set(tree, *_parse(override))
+        set_key(tree, *parse_override(override))
     return validate(tree)
 
 
@@ -113,7 +113,7 @@ def validate(tree: Mapping[str, Any]) -> Base:
     try:
         config = Config.model_validate(dict(tree))
     except ValidationError as error:
-        raise ConfigError(sentence(error, tree)) from None
+        raise ConfigError(sentence(error)) from None
     if config.method not in METHODS:
         raise ConfigError(f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}")
     return config
@@ -121,7 +121,7 @@ def validate(tree: Mapping[str, Any]) -> Base:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"The config '{path}' does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +130,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"The config '{path}' is not valid TOML: {error}.") from None
 
 
-def _parse(override: str) -> tuple[str, Any]:
+def parse_override(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"'{override}' is not an override: expected key=value, for example rounds=30 or topology.degree=6.")
@@ -140,7 +140,7 @@ def _parse(override: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+def set_key(tree: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
@@ -149,35 +149,50 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[last] = value
 
 
-def sentence(error: ValidationError, tree: Mapping[str, Any]) -> str:
+EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+}
+
+
+def sentence(error: ValidationError) -> str:
     """The first thing that is wrong, to a person."""
     first, more = error.errors()[0], error.error_count() - 1
     key = ".".join(str(part) for part in first["loc"])
     rest = f" ({more} more {'key is' if more == 1 else 'keys are'} wrong.)" if more else ""
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "invalid_key"):
         known = _keys_beside(first["loc"])
         return f"Unknown key '{key}': {nearest(str(first['loc'][-1]), known)}{rest}"
-    expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    expected = {"integer": "a whole number", "string": "a text"}.get(expected, expected)
-    return f"{key} = {_shown(first['input'])}: expected {expected}.{rest}"
+    return f"{key} = {_shown(first['input'])}: expected {_expected(first)}.{rest}"
+
+
+def _expected(error: Any) -> str:
+    if error["type"] == "model_type":
+        return f"a table with the keys {', '.join(_keys_beside([*error['loc'], 'any']))}"
+    words: str = error["msg"].removeprefix("Input should be ")
+    return EXPECTED.get(error["type"]) or (f"a number {words}" if words.startswith(("greater", "less")) else words)
 
 
 def _keys_beside(place: Sequence[int | str]) -> list[str]:
     table: Any = Config
     for part in place[:-1]:
         table = table.model_fields[str(part)].annotation
-    return list(table.model_fields)
+    return [field.alias or name for name, field in table.model_fields.items()]
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)
+    """As JSON, in the way that is valid TOML too."""
+    return json.dumps(value, default=str, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # ---- a config as text
 
 
 def as_dict(config: Base) -> dict[str, Any]:
-    return config.model_dump(exclude_none=True)
+    return config.model_dump(exclude_none=True, by_alias=True)
 
 
 def config_hash(config: Base) -> str:

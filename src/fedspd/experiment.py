@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from fedspd import models, topology
 from fedspd.algorithms import METHODS
 from fedspd.config import Base, as_dict, as_toml, config_hash, load, method_options, validate
-from fedspd.core.errors import ConfigError, RecordError
+from fedspd.core.errors import ConfigError, FedspdError, RecordError
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Sgd, cross_entropy, squared_error
+from fedspd.core.learner import Learner, Loss, Sgd, cross_entropy, keyed_randomness, squared_error
 from fedspd.data.federation import Federation
 from fedspd.data.mixtures import federate
 from fedspd.data.own import resolve
 from fedspd.data.sources import Source
-from fedspd.engines.block import BlockRunner, Measures, Plan
-from fedspd.engines.simulator import RoundReport, Simulator
-from fedspd.metrics import Spread, purity, switched_clients
+from fedspd.engines.block import BlockRunner, Plan
+from fedspd.engines.simulator import Simulator
+from fedspd.events import round_event, summary
 from fedspd.record import Json, Record
 
 Listener = Callable[[Json], None]
@@ -52,12 +52,13 @@ class Experiment:
 def build(config: Base, data: Any = None, model: ModelFactory | None = None) -> Experiment:
     """`data` and `model` stand in for data.name and model.name: objects of the user's own."""
     key = Key(config.seed)
-    network = topology.build(config.topology.options(), config.clients, key.of("topology"))
+    network = topology.build(config.topology.options(), config.clients, key)
     federation = _federation(config, data, key)
     if config.clusters > (fewest := int(np.diff(federation.train.start).min())):
         raise ConfigError(f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most one cluster per example.")
     algorithm = METHODS[config.method](clusters=config.clusters, **method_options(config))
-    train, test = (federation.block(range(config.clients), part) for part in ("train", "test"))
+    server = network.at(1).server
+    train, test = (replace(federation.block(range(config.clients), part), server=server) for part in ("train", "test"))
     truth = [federation.train.truth[low:high] for low, high in zip(federation.train.start, federation.train.start[1:], strict=False)]
     plan = Plan(algorithm, _learner(config, federation, model), train, test, truth, federation.distributions, key)
     return Experiment(config, federation, network, plan)
@@ -76,19 +77,49 @@ def _usual_examples(source: Source, clients: int) -> int:
 
 
 def _learner(config: Base, federation: Federation, model: ModelFactory | None) -> Learner:
-    shape, classes = federation.shape, federation.classes
-    usual = "cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
-    table = config.model
-    factory = partial(models.build, table.name or usual, shape, classes, small=table.small, hidden=table.hidden)
+    shape, classes, table = federation.shape, federation.classes, config.model
+    name = table.name or ("cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp")
+    factory = partial(models.build, name, shape, classes, small=table.small, hidden=table.hidden)
     if model is not None:
-        factory = partial(model, shape, classes)
-    loss = {"auto": cross_entropy if classes else squared_error, "cross_entropy": cross_entropy, "squared_error": squared_error}
+        name, factory = "the given model", partial(model, shape, classes)
+    sgd, loss, device = Sgd(**dict(config.sgd)), _loss(config, classes), _device(config)  # type: ignore[attr-defined]
+    try:
+        learner = Learner(factory, sgd, loss, device, getattr(torch, config.dtype))
+        _check_output(learner, federation, name)
+    except FedspdError:
+        raise
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"model.name = '{name}': it does not work on examples of shape {shape}, with {said}") from error
+    return learner
+
+
+def _check_output(learner: Learner, federation: Federation, name: str) -> None:
+    """Refuse a model whose output does not go with the targets, before anything is written."""
+    x, y, classes = federation.train.x[:2], federation.train.y[:2], federation.classes
+    expected = (len(y), classes) if classes else tuple(y.shape)
+    found = tuple(learner.outputs(learner.flat, x).shape)
+    if found != expected and not (classes and len(found) == 2 and found[1] > classes):
+        meaning = "a column for each class" if classes else "the shape of the targets"
+        raise ConfigError(f"model.name = '{name}': its output for 2 examples has shape {found}; expected {expected}, {meaning}.")
+
+
+def _device(config: Base) -> torch.device:
     try:
         device = torch.empty(0, device=config.device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device = '{config.device}': {str(error).splitlines()[0]}; expected cpu, or cuda where there is one.") from None
-    sgd = Sgd(**dict(config.sgd))  # type: ignore[attr-defined]
-    return Learner(factory, sgd, loss[config.loss], device, getattr(torch, config.dtype))
+    except (RuntimeError, AssertionError):
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device = '{config.device}': expected cpu, or cuda where there is one.")
+    return device
+
+
+def _loss(config: Base, classes: int) -> Loss:
+    fitting = "cross_entropy" if classes else "squared_error"
+    if config.loss not in ("auto", fitting):
+        kind = "data with classes" if classes else "a regression"
+        raise ConfigError(f"loss = '{config.loss}': expected {fitting} for {kind}, or auto.")
+    return cross_entropy if classes else squared_error
 
 
 # ---- running
@@ -116,6 +147,8 @@ def run(
     """
     if workers < 1:
         raise ConfigError(f"workers = {workers}: expected at least 1.")
+    if resume and out is None:
+        raise ConfigError("resume = True needs the run folder to continue: give it as out.")
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
     settings = _resumed_config(folder, config) if resume else as_config(config)
@@ -131,7 +164,13 @@ def run(
 def as_config(config: Base | Mapping[str, Any] | str | Path | None) -> Base:
     if isinstance(config, Base):
         return config
-    return load(Path(config)) if isinstance(config, str | Path) else validate(config or {})
+    if isinstance(config, str | Path):
+        return load(Path(config))
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(
+            f"A config cannot be a value of type {type(config).__name__}: expected a dict, the path of a TOML file or a Config."
+        )
+    return validate(config or {})
 
 
 def _resumed_config(folder: Path, given: Any) -> Base:
@@ -143,40 +182,57 @@ def _resumed_config(folder: Path, given: Any) -> Base:
 
 
 def _open(folder: Path, experiment: Experiment, resume: bool) -> Record:
-    if not resume:
-        record = Record.create(folder)
-        _describe(record, experiment)
-        return record
-    record = Record.open(folder).hold()
-    about = record.read("run.json")
-    for name, found in (("config", config_hash(experiment.config)), ("data", experiment.federation.manifest["hash"])):
-        if about["hashes"][name] != found:
-            record.release()
-            raise RecordError(
-                f"The run in '{folder}' was started with another {name} (hash {about['hashes'][name][:12]}, now {found[:12]}): "
-                "its checkpoint does not fit. Restore it, or start a new run with --out."
-            )
+    if resume:
+        _check_same(Record.open(folder), experiment)
+        return Record.open(folder).hold()
+    documents = _documents(experiment)  # first: what can still be refused is refused before there is a folder
+    record = Record.create(folder)
+    for name, content in documents.items():
+        record.write(name, content)
     return record
 
 
-def _describe(record: Record, experiment: Experiment) -> None:
-    config, learner = experiment.config, experiment.plan.learner
-    record.write("config.toml", as_toml(config))
-    record.write("manifest.json", experiment.federation.manifest)
-    graph = experiment.topology.at(1)
+def _check_same(record: Record, experiment: Experiment) -> None:
+    """Refuse to continue a checkpoint with something else than it was made with."""
+    before, now = record.read("run.json")["hashes"], _hashes(experiment)
+    for name in now:
+        if before[name] != now[name]:
+            raise RecordError(
+                f"The run in '{record.folder}' was started with another {name} (hash {before[name][:12]}, now {now[name][:12]}): "
+                "its checkpoint does not fit. Restore it, or start a new run with --out."
+            )
+
+
+def _hashes(experiment: Experiment) -> dict[str, str]:
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in experiment.plan.learner.module.state_dict().items()]
+    model = hashlib.sha256(repr(shapes).encode()).hexdigest()
+    return {"config": config_hash(experiment.config), "data": experiment.federation.manifest["hash"], "model": model}
+
+
+def _documents(experiment: Experiment) -> dict[str, Json | str]:
+    """What a run folder says of its run, by file; run.json comes last, and with it the run has begun."""
+    config, graph = experiment.config, experiment.topology.at(1)
     described = topology.describe(experiment.topology, Key(config.seed), config.clusters)
-    record.write("topology.json", {**described, "list": [] if graph.server else graph.edges().tolist()})
+    return {
+        "config.toml": as_toml(config),
+        "manifest.json": experiment.federation.manifest,
+        "topology.json": {**described, "list": [] if graph.server else graph.edges().tolist()},
+        "run.json": _about(experiment),
+    }
+
+
+def _about(experiment: Experiment) -> Json:
+    learner = experiment.plan.learner
     packages = {name: version(name) for name in ("fedspd", "torch", "numpy", "scipy")}
-    about = {
+    return {
         "versions": {"python": platform.python_version(), **packages},
         "machine": {"system": platform.platform(), "instructions": torch.backends.cpu.get_cpu_capability(), "device": str(learner.device)},
         "model": {"size": learner.size, "weights": learner.weights, "memory": "channels_last" if learner.channels_last else "contiguous"},
-        "hashes": {"config": config_hash(config), "data": experiment.federation.manifest["hash"]},
-        "config": as_dict(config),
+        "hashes": _hashes(experiment),
+        "config": as_dict(experiment.config),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": sys.argv,
     }
-    record.write("run.json", about)
 
 
 def _train(experiment: Experiment, record: Record, workers: int, listener: Listener) -> None:
@@ -218,7 +274,7 @@ def _rounds(experiment: Experiment, engine: Simulator, record: Record, done: int
     for t in range(done + 1, rounds + 1):
         report = engine.round(t, experiment.topology.at(t))
         measures = engine.measure() if t % experiment.config.evaluate_every == 0 or t == rounds else None
-        event = round_event(experiment, t, report, measures)
+        event = round_event(t, experiment.plan.learner.sgd.rate(t), report, measures)
         record.append(event)
         listener(event)
         now = time.perf_counter()
@@ -232,91 +288,11 @@ def _rounds(experiment: Experiment, engine: Simulator, record: Record, done: int
 def _final_phase(experiment: Experiment, engine: Simulator, record: Record, listener: Listener) -> None:
     t = experiment.config.rounds + 1
     report = engine.finish(t)
-    event = {**round_event(experiment, t, report, engine.measure()), "event": "final"}
+    event = {**round_event(t, experiment.plan.learner.sgd.rate(t), report, engine.measure()), "event": "final"}
     record.append(event)
     with record.checkpoint(t, {"round": t}) as folder:
         engine.save(folder)
     listener(event)
-
-
-# ---- what is written down
-
-
-def round_event(experiment: Experiment, t: int, report: RoundReport, measures: Measures | None) -> Json:
-    event: Json = {"event": "round", "round": t, "lr": experiment.plan.learner.sgd.rate(t), "steps": report.steps}
-    event["traffic"] = [traffic.as_json() for traffic in report.traffic]
-    event["bytes"] = {
-        "multicast": sum(traffic.multicast_bytes for traffic in report.traffic),
-        "point_to_point": sum(traffic.point_to_point_bytes for traffic in report.traffic),
-    }
-    event["seconds"] = {step: round(seconds, 6) for step, seconds in report.seconds.items()}
-    if measures is not None:
-        event |= _measured(measures)
-    return event
-
-
-def _measured(measures: Measures) -> Json:
-    found: Json = {"accuracy": _plain(measures.accuracy_C), "test_loss": _plain(measures.test_loss_C), "alarms": alarms(measures)}
-    if measures.loss_C is not None:
-        found["loss"] = _plain(measures.loss_C)
-    if measures.mixture_CS is not None:
-        found["mixture"] = _plain(measures.mixture_CS)
-    if measures.table_CSD is not None:
-        table = measures.table_CSD.sum(0)
-        found |= {"table": table.tolist(), "purity": _plain(np.array(purity(table)))}
-    if measures.moments is not None:
-        found["consensus"] = _plain(measures.moments.consensus_distance())
-    return found
-
-
-def alarms(measures: Measures) -> list[str]:
-    """What a person should look at before believing the numbers."""
-    found = []
-    if measures.loss_C is not None and not np.isfinite(measures.loss_C).all():
-        found.append(f"The loss is not finite at clients {_some(np.flatnonzero(~np.isfinite(measures.loss_C)))}: try a smaller sgd.lr.")
-    if measures.table_CSD is not None:
-        for s in np.flatnonzero(measures.table_CSD.sum((0, 2)) == 0):
-            found.append(f"Cluster {s} is empty at every client.")
-        if len(switched := switched_clients(measures.table_CSD)):
-            found.append(f"Labels are switched at clients {_some(switched)}: they name the clusters unlike the rest.")
-    return found
-
-
-def _some(clients: NDArray[np.int64]) -> str:
-    return ", ".join(map(str, clients[:8])) + (f" and {len(clients) - 8} more" if len(clients) > 8 else "")
-
-
-def _plain(numbers: NDArray[np.float64]) -> Any:
-    """As lists; what JSON has no number for becomes null; nine digits, which adding up in another order does not reach."""
-    rounded = [float(f"{x:.9g}") if np.isfinite(x) else None for x in numbers.ravel()]
-    return np.array(rounded, dtype=object).reshape(numbers.shape).tolist()
-
-
-def summary(record: Record, digests: list[str]) -> Json:
-    """The end of a run, from its events."""
-    events = list(record.events())
-    rounds, final = [e for e in events if e["event"] == "round"], events[-1]
-    before = next(e for e in reversed(rounds) if "accuracy" in e)
-    return {
-        "method": record.read("run.json")["config"]["method"],
-        "rounds": len(rounds),
-        "accuracy": _spread(final),
-        "accuracy_before_final_phase": _spread(before),
-        "clients": {"accuracy": final["accuracy"], "test_loss": final["test_loss"], "mixture": final.get("mixture")},
-        "purity": final.get("purity"),
-        "consensus": final.get("consensus"),
-        "models_sent": sum(len(t["models"]) for e in rounds for t in e["traffic"]),
-        "bytes": {kind: sum(e["bytes"][kind] for e in rounds) for kind in ("multicast", "point_to_point")},
-        "steps": sum(e["steps"] for e in [*rounds, final]),
-        "seconds": round(sum(e["seconds"]["total"] for e in [*rounds, final]), 3),
-        "alarms": final["alarms"],
-        "hash": hashlib.sha256("".join(digests).encode()).hexdigest(),
-    }
-
-
-def _spread(event: Json) -> Json:
-    scores = np.array([np.nan if score is None else score for score in event["accuracy"]], dtype=float)
-    return {name: _plain(np.array(value)) for name, value in asdict(Spread.of(scores)).items()}
 
 
 # ---- what comes out
@@ -352,7 +328,8 @@ class Result:
         vector = getattr(state, "personal_CP", getattr(state, "model_CP", None))
         if vector is None:
             raise ConfigError(f"method = '{self.summary['method']}' does not end in one model per client: use Result.predict.")
-        module = learner.factory()
+        with keyed_randomness(Key(0), learner.device):  # a notebook's own draws stay as they were
+            module = learner.factory().to(device=learner.device, dtype=learner.dtype)
         module.load_state_dict(learner.export(vector[0]))
         return module.eval()
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch import Tensor
 from fedspd.core.errors import RecordError
 
 Json = dict[str, Any]
+PATIENCE = 2.0  # seconds
 
 
 class Record:
@@ -40,13 +42,16 @@ class Record:
 
     @classmethod
     def create(cls, folder: Path) -> "Record":
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            hint = f"continue it with 'fedspd run --resume {folder}'" if (folder / "run.json").exists() else "it is not a run"
-            raise RecordError(f"The run folder '{folder}' exists and is not empty: {hint}, or give another one with --out.")
-        record = cls(folder)
+        _refuse_unless_vacant(folder)
         with disk(folder):
-            (folder / "checkpoints").mkdir(parents=True)
-        return record.hold()
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        record = cls(folder).hold()
+        try:
+            _refuse_unless_vacant(folder)  # nor has somebody else begun a run here while we waited
+        except RecordError:
+            record.release()
+            raise
+        return record
 
     @classmethod
     def open(cls, folder: Path) -> "Record":
@@ -55,15 +60,21 @@ class Record:
         return cls(folder)
 
     def hold(self) -> "Record":
-        self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RecordError(f"The run folder '{self.folder}' is in use by another process: wait for it, or stop it.") from None
+        """The workers of a run that was killed may hold its folder for a moment more."""
+        with disk(self.folder):
+            self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+        end = time.monotonic() + PATIENCE
+        while not _locked(self._lock):
+            if time.monotonic() > end:
+                os.close(self._lock)
+                self._lock = None
+                raise RecordError(f"The run folder '{self.folder}' is in use by another process: wait for it, or stop it.")
+            time.sleep(0.05)
         return self
 
     def release(self) -> None:
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork has the lock too, and would keep it
             os.close(self._lock)
             self._lock = None
 
@@ -71,33 +82,27 @@ class Record:
 
     def write(self, name: str, content: Json | str) -> None:
         with disk(self.folder):
-            write_atomically(self.folder / name, content if isinstance(content, str) else json.dumps(content, indent=1) + "\n")
+            text = content if isinstance(content, str) else json.dumps(content, indent=1, allow_nan=False) + "\n"
+            write_atomically(self.folder / name, text)
 
     def read(self, name: str) -> Json:
-        path = self.folder / name
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise RecordError(f"'{self.folder}' has no {name}: the run did not get that far.") from None
-        except ValueError as error:
-            raise RecordError(f"'{path}' is damaged: {error}.") from None
-        if not isinstance(found, dict):
-            raise RecordError(f"'{path}' is damaged: expected a JSON object.")
-        return found
+        if not (self.folder / name).exists():
+            raise RecordError(f"'{self.folder}' has no {name}: the run did not get that far.")
+        return _read_json(self.folder / name)
 
     # ---- events
 
     def append(self, event: Json) -> None:
         with disk(self.folder), open(self.folder / "events.jsonl", "a") as file:
-            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+            file.write(json.dumps(event, separators=(",", ":"), allow_nan=False) + "\n")
 
     def events(self) -> Iterator[Json]:
         """Every event; a last line that was cut off by a crash is passed over."""
         path = self.folder / "events.jsonl"
         with open(path) if path.exists() else open(os.devnull) as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if line.endswith("\n"):
-                    yield json.loads(line)
+                    yield _parsed(line, f"'{path}' is damaged in line {number}")
 
     def _events_size(self) -> int:
         path = self.folder / "events.jsonl"
@@ -123,6 +128,7 @@ class Record:
                 sums = {part.name: _sha256(part) for part in sorted(draft.glob("*.safetensors"))}
                 write_atomically(draft / "checkpoint.json", json.dumps({**content, "events": self._events_size(), "parts": sums}, indent=1))
                 shutil.rmtree(final, ignore_errors=True)
+                _sync(draft)
                 os.replace(draft, final)
                 _sync(final.parent)
             except BaseException:
@@ -139,13 +145,17 @@ class Record:
         """The newest whole checkpoint and what it says of itself."""
         for draft in (self.folder / "checkpoints").glob("*.draft-*"):
             shutil.rmtree(draft, ignore_errors=True)
-        for folder in reversed(self._checkpoints()):
-            content = json.loads((folder / "checkpoint.json").read_text())
-            for name, expected in content["parts"].items():
-                if _sha256(folder / name) != expected:
-                    raise RecordError(f"The checkpoint file '{folder / name}' is damaged: its SHA-256 is not the one recorded.")
-            return folder, content
-        return None
+        if not (found := self._checkpoints()):
+            return None
+        folder = found[-1]
+        content = _read_json(folder / "checkpoint.json")
+        for name, expected in content["parts"].items():
+            if not (folder / name).exists() or _sha256(folder / name) != expected:
+                raise RecordError(
+                    f"The checkpoint file '{folder / name}' is missing or damaged (its SHA-256 is not the one recorded): "
+                    "restore it from a copy, or start a new run with --out."
+                )
+        return folder, content
 
     def rewind(self, size: int) -> None:
         """Forget the events of rounds that will be run again."""
@@ -154,10 +164,46 @@ class Record:
             os.truncate(path, size)
 
 
+def _refuse_unless_vacant(folder: Path) -> None:
+    """Vacant: absent, empty, or left by a start that was cut short, before run.json was written."""
+    begun = (folder / "run.json").exists()
+    ours = (folder / ".lock").exists() and not begun
+    if not folder.exists() or ours or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    hint = f"continue it with 'fedspd run --resume {folder}'" if begun else "it is not a run"
+    raise RecordError(f"The run folder '{folder}' exists and is not empty: {hint}, or give another one with --out.")
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_json(path: Path) -> Json:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"'{path}' could not be read: {error}.") from None
+    return _parsed(text, f"'{path}' is damaged")
+
+
+def _parsed(text: str, complaint: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{complaint}: {error}.") from None
+    if not isinstance(found, dict):
+        raise RecordError(f"{complaint}: expected a JSON object.")
+    return found
+
+
 def write_part(folder: Path, clients: list[int], tensors: dict[str, Tensor]) -> str:
-    """The rows of some consecutive clients."""
+    """The rows of some consecutive clients, into the draft of a checkpoint."""
     name = f"part-{clients[0]:06d}-{clients[-1] + 1:06d}.safetensors"
-    with disk(folder):
+    with disk(folder.parents[1]):  # the run, which is what a person can resume
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
         _sync(folder / name)
     return name
@@ -183,11 +229,12 @@ def read_rows(folder: Path, start: int, stop: int, names: list[str]) -> dict[str
 def write_atomically(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     try:
-        with open(draft, "w") as file:
+        with open(draft, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+        _sync(path.parent)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -200,12 +247,9 @@ def disk(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        if full:
-            raise RecordError(
-                f"The disk is full: '{folder}' could not be written. What was recorded before is whole; "
-                f"free some space and continue with 'fedspd run --resume {folder}'."
-            ) from None
-        raise RecordError(f"'{folder}' could not be written: {error}.") from None
+        reason = "the disk is full" if full else str(error)
+        again = f"continue with 'fedspd run --resume {folder}'" if (folder / "run.json").exists() else "start the run again"
+        raise RecordError(f"The run folder '{folder}' could not be written ({reason}): put that right, then {again}.") from None
 
 
 def _sha256(path: Path) -> str:

@@ -54,7 +54,7 @@ def test_example_weights_by_hand():
 
 def test_the_proximal_anchor_by_hand():
     """Anchor 3, pull 0.5: g = 2.5 + 0.5 (1 - 3) = 1.5."""
-    trained = slope(Sgd(momentum=0)).train(ONE, TWO, KEY, rates=[0.1], anchor_CP=column(3.0), pull=0.5)
+    trained = slope(Sgd(momentum=0)).train(ONE, TWO, KEY, rates=[0.1], anchor_CP=column(3.0), pull_C=torch.tensor([0.5]))
     assert trained.item() == pytest.approx(0.85, abs=1e-15)
 
 

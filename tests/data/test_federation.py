@@ -63,15 +63,6 @@ def test_a_block_holds_no_truth(federation: Federation) -> None:
     assert not hasattr(federation.block([0]), "truth")
 
 
-def test_shared_memory_changes_nothing_but_the_place(federation: Federation) -> None:
-    before = federation.train.x.clone()
-    federation.share_memory()
-    assert federation.train.x.is_shared()
-    assert federation.test.y.is_shared()
-    assert federation.block([2]).x[0].is_shared()
-    assert torch.equal(federation.train.x, before)
-
-
 def test_shape_and_size(federation: Federation) -> None:
     assert federation.shape == (1, 3, 3)
     assert federation.clients == 6

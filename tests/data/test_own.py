@@ -267,7 +267,7 @@ def test_a_function_in_the_current_folder(function, name, counts):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("own_factories:array", "has no function 'array'; did you mean 'arrays'"),
+        ("own_factories:array", "has no public function or class 'array'; did you mean 'arrays'"),
         ("own_factories:text", "returned the text 'mnist'"),
         ("own_factories:nothing", "NoneType: expected"),
         ("own_factories:broken", "the call failed with KeyError: 'key'"),

@@ -3,7 +3,19 @@
 from typing import Any
 
 from fedspd.algorithms.fedavg import FedAvg
+from fedspd.algorithms.fedem import FedEM
+from fedspd.algorithms.fedsoft import FedSoft
 from fedspd.algorithms.fedspd import FedSPD
+from fedspd.algorithms.ifca import IFCA
 from fedspd.algorithms.local import Local
+from fedspd.algorithms.pfedme import PFedMe
 
-METHODS: dict[str, type[Any]] = {"fedspd": FedSPD, "fedavg": FedAvg, "local": Local}
+METHODS: dict[str, type[Any]] = {
+    "fedspd": FedSPD,
+    "fedavg": FedAvg,
+    "fedem": FedEM,
+    "fedsoft": FedSoft,
+    "ifca": IFCA,
+    "pfedme": PFedMe,
+    "local": Local,
+}

@@ -38,7 +38,7 @@ def matched(centers_SW: Tensor, heard: list[Heard]) -> Tensor:
     labels = sorted({other.cluster for other in heard})
     means = torch.stack([torch.stack([other.model_P[:W] for other in heard if other.cluster == s]).mean(0) for s in labels])
     likeness = torch.nn.functional.cosine_similarity(means[:, None], centers_SW[None], dim=2)
-    rows, columns = linear_sum_assignment(likeness.double().cpu().numpy(), maximize=True)
+    rows, columns = linear_sum_assignment(likeness.double().nan_to_num(-1.0).cpu().numpy(), maximize=True)
     label = {int(column): labels[row] for row, column in zip(rows, columns, strict=True)}
     unheard = [s for s in range(S) if s not in label.values()]
     unmatched = [s for s in range(S) if s not in label]

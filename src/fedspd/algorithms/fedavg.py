@@ -11,11 +11,12 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedspd.algorithms.local import Local, State, measured
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
-from fedspd.core.exchange import Exchange
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
@@ -35,3 +36,10 @@ class FedAvg(Local):
             return state
         rates = [learner.sgd.rate(key.round)] * self.finetune
         return measured(learner, learner.train(state.model_CP, data, key.of("final"), rates=rates), data)
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        first = self.begin(learner, data, key)
+        return measured(learner, neighbourhood.mean_or_kept(first.model_CP[:, None])[:, 0], data)

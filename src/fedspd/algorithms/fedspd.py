@@ -10,6 +10,7 @@ P numbers in a model, E examples.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Literal
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedspd.algorithms.alignment import first_notes, new_labels
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
-from fedspd.core.exchange import Exchange
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
@@ -57,7 +58,8 @@ class FedSPD:
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S = len(data), self.clusters
-        centers = torch.stack([torch.stack([learner.draw(self._name(key, i, s)) for s in range(S)]) for i in data.clients])
+        draw = cache(learner.draw)  # clients that share a first model share one draw
+        centers = torch.stack([torch.stack([draw(self._name(key, i, s)) for s in range(S)]) for i in data.clients])
         assignment = torch.full((C, data.width), -1)
         for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
             assignment[c, :count] = torch.randint(S, (count,), generator=key.of(client, "assignment").torch())
@@ -67,7 +69,7 @@ class FedSPD:
         )  # fmt: skip
 
     def _name(self, key: Key, client: int, cluster: int) -> Key:
-        names: dict[str, tuple[int | str, ...]] = {"cluster": (cluster,), "same": (), "own": (client, cluster)}
+        names: dict[str, tuple[int | str, ...]] = {"cluster": (cluster,), "same": (0,), "own": (client, cluster)}
         return key.of("model", *names[self.init])
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
@@ -79,13 +81,12 @@ class FedSPD:
         want_CM = torch.arange(self.clusters).expand(len(data), -1) if aligning else chosen_CK
         weight_CK = torch.stack([(state.assignment_CE == chosen[:, None]).sum(1) for chosen in chosen_CK.T], 1)
         neighbourhood = yield Exchange(chosen_CK, trained_CKP, weight_CK, want_CM, state.note_C)  # step 2: exchange
-        centers_CSP = put(state.centers_CSP, chosen_CK, trained_CKP)
+        own_CSP = put(state.centers_CSP, chosen_CK, trained_CKP)
+        centers_CSP = put(own_CSP, chosen_CK, neighbourhood.mean(chosen_CK).model_CMP)  # step 3: Eq. 1
         state = replace(state, centers_CSP=centers_CSP, trained_CS=state.trained_CS.scatter(1, chosen_CK, True))
         if aligning:
-            label_CS, note_C = new_labels(state.centers_CSP[:, :, : learner.weights], state.note_C, neighbourhood)
-            state, chosen_CK = relabelled(state, label_CS, note_C), label_CS.gather(1, chosen_CK)
-        centers_CSP = put(state.centers_CSP, chosen_CK, neighbourhood.mean(chosen_CK).model_CMP)  # step 3: Eq. 1
-        return cluster_examples(learner, replace(state, centers_CSP=centers_CSP), data)  # step 4: data clustering
+            state = align(learner, state, own_CSP, neighbourhood)
+        return cluster_examples(learner, state, data)  # step 4: data clustering
 
     def choose(self, state: State, data: Block, key: Key) -> Tensor:
         """chosen_CK: one cluster, with probability u_is."""
@@ -118,6 +119,14 @@ class FedSPD:
         model_CP = state.personal_CP if state.personal_CP.shape[1] else blend(state)
         return [learner.outputs(model_P, own) for model_P, own in zip(model_CP, x, strict=True)]
 
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        first = self.begin(learner, data, key)
+        centers_CSP = neighbourhood.mean_or_kept(first.centers_CSP)
+        return cluster_examples(learner, replace(first, centers_CSP=centers_CSP, trained_CS=torch.ones_like(first.trained_CS)), data)
+
     def _shared_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Warm-up: FedAvg on one shared model; after its last round the model is split into S."""
         first_C1 = torch.zeros(len(data), 1, dtype=torch.long)
@@ -147,13 +156,22 @@ def shares(assignment_CE: Tensor, clusters: int) -> Tensor:
 
 def cluster_examples(learner: Learner, state: State, data: Block) -> State:
     """Every example goes to the center that explains it best; ties to the lowest label."""
-    losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf)
+    losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf)
     best_CE = torch.where(data.present_CE, losses_CSE.argmin(1), -1)
-    ready_C1 = state.trained_CS.all(1, keepdim=True)  # an untrained center explains nothing, so until then examples stay
+    # A first draw explains nothing, so examples stay until every cluster that the client can choose is trained.
+    ready_C1 = (state.trained_CS | (state.mixture_CS == 0)).all(1, keepdim=True)
     assignment_CE = torch.where(ready_C1, best_CE, state.assignment_CE)
     own_CE = losses_CSE.gather(1, assignment_CE.clamp(min=0)[:, None])[:, 0]
     loss_C = torch.where(data.present_CE, own_CE, 0.0).sum(1) / data.counts_C
     return replace(state, assignment_CE=assignment_CE, mixture_CS=shares(assignment_CE, state.mixture_CS.shape[1]), loss_C=loss_C)
+
+
+def align(learner: Learner, state: State, own_CSP: Tensor, neighbourhood: Neighbourhood) -> State:
+    """Label switching undone. Whoever changes its labels averaged across them: it keeps its own centers this round."""
+    label_CS, note_C = new_labels(own_CSP[:, :, : learner.weights], state.note_C, neighbourhood)
+    changed_C = (label_CS != torch.arange(label_CS.shape[1])).any(1).to(own_CSP.device)
+    centers_CSP = torch.where(changed_C[:, None, None], own_CSP, state.centers_CSP)
+    return relabelled(replace(state, centers_CSP=centers_CSP), label_CS, note_C)
 
 
 def relabelled(state: State, label_CS: Tensor, note_C: Tensor) -> State:
@@ -170,4 +188,6 @@ def relabelled(state: State, label_CS: Tensor, note_C: Tensor) -> State:
 
 
 def blend(state: State) -> Tensor:
-    return torch.einsum("cs,csp->cp", state.mixture_CS.to(state.centers_CSP), state.centers_CSP)
+    """x_i = sum_s u_is c_is, over the clusters that the client has a share of: another center may not even be finite."""
+    parts = [(u_S[u_S > 0].to(c_SP), c_SP[u_S > 0]) for u_S, c_SP in zip(state.mixture_CS, state.centers_CSP, strict=True)]
+    return torch.stack([(u_S[:, None] * c_SP).sum(0) for u_S, c_SP in parts])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
+from fedspd.core.exchange import Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
@@ -38,6 +39,16 @@ class Local:
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)]
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(state.model_CP), 0, dtype=torch.long), state.model_CP[:, None][:, :0]
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        """A newcomer that hears nothing trains alone for as long as the others did."""
+        state = self.begin(learner, data, key)
+        for t in range(1, key.round + 1):
+            state = measured(learner, learner.train(state.model_CP, data, key.at(t).of("train", 0)), data)
+        return state
 
 
 def measured(learner: Learner, model_CP: Tensor, data: Block) -> State:

@@ -1,13 +1,11 @@
 """What the commands do."""
 
 import json
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -29,10 +27,10 @@ def run(settings: list[str], out: Path | None, resume: Path | None, workers: int
     path, overrides = _split(settings)
     config = None if resume else load(path, overrides)
     folder = resume or out or _new_folder(f"{config.method}-{Path(config.data.name).stem}" if config else "run")
-    with Progress(as_json) as progress, _resumable(folder):
+    with _resumable(folder), Progress(as_json) as progress:
         listeners = [progress.listen, *([TensorBoard(folder / "tensorboard").listen] if tensorboard else [])]
         result = experiment.run(config, out=folder, resume=resume is not None, workers=workers, listener=_all(listeners))
-    pages.write_figures([folder], folder / "figures")
+        pages.write_figures([folder], folder / "figures")
     _show({result.summary["method"]: result.summary}, folder, as_json)
 
 
@@ -42,7 +40,7 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
         config = load(path)
     summaries = {}
     for method in ("fedspd", "local"):
-        with Progress(as_json) as progress, _resumable(folder / method):
+        with _resumable(folder / method), Progress(as_json) as progress:
             result = experiment.run(experiment.with_method(config, method), out=folder / method, workers=workers, listener=progress.listen)
         summaries[method] = result.summary
     pages.write_figures([folder / method for method in summaries], folder / "figures")
@@ -51,7 +49,7 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
 
 def methods(as_json: bool) -> None:
     about = {name: (sys.modules[cls.__module__].__doc__ or "").splitlines()[0] for name, cls in METHODS.items()}
-    options = {name: {key: field.default for key, field in table.model_fields.items()} for name, table in METHOD_TABLES.items()}
+    options = {name: table().model_dump(by_alias=True) for name, table in METHOD_TABLES.items()}
     if as_json:
         print(json.dumps({name: {"about": about[name], "options": options[name]} for name in METHODS}))
         return
@@ -84,19 +82,12 @@ def _all(listeners: Sequence[experiment.Listener]) -> experiment.Listener:
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run where it is; what is on disk can be continued."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt:
         if (folder / "run.json").exists():
             print(f"\nfedspd: Continue with: fedspd run --resume {folder}", file=sys.stderr)
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:

@@ -2,16 +2,18 @@
 
 import json
 import os
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from fedspd.cli import data, topology
 from fedspd.core.errors import FedspdError
 
+STOPPED = 130  # what typer makes of a KeyboardInterrupt
 EXIT_CODES = "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130 stopped by a signal."
 
 app = typer.Typer(
@@ -66,26 +68,28 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    sys.exit(guarded(sys.argv[1:]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
+    code = guarded(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
+    sys.exit(code)
 
 
 def guarded(arguments: list[str]) -> int:
     """Run a command line; whatever is refused becomes a sentence and an exit code."""
     try:
-        result = app(arguments, standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = app(arguments, standalone_mode=False) or 0
+        sys.stdout.flush()
+        return _refuse("Stopped.", STOPPED, arguments) if code == STOPPED else int(code)
     except FedspdError as error:
         return _refuse(str(error), error.exit_code, arguments)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        return _refuse("Stopped.", 130, arguments)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has gone
+    except typer.TyperException as slip:
+        return _refuse(slip.format_message(), slip.exit_code, arguments) if slip.format_message() else slip.exit_code  # else it was help
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # a fault of ours, or of a user's own code
+        traceback.print_exc()
+        return _refuse(f"{type(error).__name__}: {error}", 1, arguments)
 
 
 def _refuse(sentence: str, code: int, arguments: list[str]) -> int:

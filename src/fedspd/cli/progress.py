@@ -22,7 +22,8 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.bar.stop()
+        if self.live:
+            self.bar.stop()
 
     def listen(self, event: Json) -> None:
         if event["event"] == "start":

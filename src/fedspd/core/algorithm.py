@@ -32,5 +32,13 @@ class Algorithm(Protocol[State]):
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]: ...
 
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        """What a newcomer may have of a client: cluster_CK and model_CKP."""
+        ...
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        """A newcomer's state, made of what its neighbours share; `finish` then makes it its own."""
+        ...
+
 
 AnyAlgorithm = Algorithm[Any]

@@ -22,6 +22,7 @@ class Block:
     x: Sequence[Tensor]
     y: Sequence[Tensor]
     width: int
+    server: bool = False  # whether the network has one
 
     def __len__(self) -> int:
         return len(self.clients)

@@ -51,6 +51,7 @@ class Neighbourhood:
     sender_H: NDArray[np.int64]  # row among those heard from
     sender_ids: NDArray[np.int64]  # [N] ascending
     offers: Exchange  # of the N clients heard from
+    degree_C: NDArray[np.int64]  # in the whole graph
     degree_N: NDArray[np.int64]  # of the N clients heard from, in the whole graph
     rule: LinkRule = "uniform"
 
@@ -63,11 +64,18 @@ class Neighbourhood:
             closed = [np.intersect1d(members, ids, assume_unique=True) for members in closed]
         hearer = np.repeat(np.arange(len(clients)), [len(members) for members in closed])
         sender = np.searchsorted(ids, np.concatenate(closed))
-        return cls(np.asarray(clients), hearer, sender, ids, offers, graph.degree[ids], graph.rule)
+        degree = graph.degree
+        return cls(np.asarray(clients), hearer, sender, ids, offers, degree[list(clients)], degree[ids], graph.rule)
 
     def mean(self, want_CM: Tensor) -> Mean:
         """Eq. 1: for each client, the mean of the models of each wanted cluster that were offered around it."""
         return keyed_mean(self, want_CM)
+
+    def mean_or_kept(self, centers_CSP: Tensor) -> Tensor:
+        """For every cluster the mean of what is heard of it; where nothing is, the client's own center."""
+        all_CS = torch.arange(centers_CSP.shape[1]).expand(len(centers_CSP), -1)
+        mean = self.mean(all_CS)
+        return torch.where(mean.heard_CM[:, :, None], mean.model_CMP, centers_CSP)
 
     def heard(self, c: int) -> Iterator[Heard]:
         """The models that client c of the block received from others."""
@@ -116,8 +124,7 @@ def _links(
         return np.where(np.bincount(row, link)[row] > 0, link, 1.0)  # no example behind any of a row: all alike
     if heard.rule == "uniform":
         return np.ones(len(sender))
-    position = np.searchsorted(heard.sender_ids, heard.clients)
-    link = 1.0 / (1.0 + np.maximum(heard.degree_N[position[hearer]], heard.degree_N[sender]))
+    link = 1.0 / (1.0 + np.maximum(heard.degree_C[hearer], heard.degree_N[sender]))
     own = heard.sender_ids[sender] == heard.clients[hearer]
     others = np.bincount(row[~own], link[~own], minlength=row.max(initial=0) + 1)
     return np.where(own, 1.0 - others[row], link)

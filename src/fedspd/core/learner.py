@@ -54,6 +54,17 @@ class Slot(NamedTuple):
     integer: bool
 
 
+class Lesson(NamedTuple):
+    """One client's local training."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None
+    pull: tuple[Tensor, float] | None  # towards an anchor, and how strongly
+    rates: Sequence[float]  # one for every epoch
+    momentum: float
+
+
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, y, reduction="none")
 
@@ -83,19 +94,21 @@ class Learner:
         self._lay_out()
         self.norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
 
+    @property
+    def classifies(self) -> bool:
+        return self.loss is cross_entropy
+
     # ---- a module as a vector
 
     def _lay_out(self) -> None:
-        parameters = [(owner, name, p) for owner in self.module.modules() for name, p in owner._parameters.items() if p is not None]
-        parameters = list({id(p): (owner, name, p) for owner, name, p in parameters}.values())  # a tied parameter counts once
-        parameters.sort(key=lambda entry: not entry[2].requires_grad)
+        parameters = sorted(self.module.parameters(), key=lambda p: not p.requires_grad)  # a tied one counts once
         buffers = [(owner, name, b) for owner in self.module.modules() for name, b in owner._buffers.items() if b is not None]
-        self.weights = sum(p.numel() for _, _, p in parameters if p.requires_grad)
-        self.size = sum(tensor.numel() for _, _, tensor in [*parameters, *buffers])
+        self.weights = sum(p.numel() for p in parameters if p.requires_grad)
+        self.size = sum(p.numel() for p in parameters) + sum(b.numel() for _, _, b in buffers)
         self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         self.gradient = torch.zeros(self.weights, dtype=self.dtype, device=self.device)
         start = 0
-        for _, _, p in parameters:
+        for p in parameters:
             with torch.no_grad():
                 p.data = self._view(self.flat, start, p).copy_(p)
             if p.requires_grad:
@@ -165,47 +178,40 @@ class Learner:
         only_CE: Tensor | None = None,
         weight_CE: Tensor | None = None,
         anchor_CP: Tensor | None = None,
-        pull: float = 0.0,
+        pull_C: Tensor | None = None,
+        momentum: float | None = None,
     ) -> Tensor:
         """Local SGD of every client's model on its own examples.
 
         rates        a learning rate for every epoch; default: the local epochs of the round
         only_CE      train on these examples alone
         weight_CE    weight of every example's loss
-        anchor_CP    add pull/2 ||model - anchor||^2 to the loss
+        anchor_CP    add pull_C/2 ||model - anchor||^2 to the loss
+        momentum     default: sgd.momentum
         """
         rates = self.sgd.rates(key.round) if rates is None else rates
+        momentum = self.sgd.momentum if momentum is None else momentum
+        trained = []
         with self.timed("train"), one_thread():
-            trained = [self._train_client(c, model_CP, data, key, rates, only_CE, weight_CE, anchor_CP, pull) for c in range(len(data))]
+            for c, client in enumerate(data.clients):
+                every = slice(len(data.y[c])) if only_CE is None else only_CE[c, : len(data.y[c])].nonzero()[:, 0]
+                weight = None if weight_CE is None else weight_CE[c, every].to(self.dtype)
+                pull = None if anchor_CP is None or pull_C is None else (anchor_CP[c, : self.weights], float(pull_C[c]))
+                lesson = Lesson(data.x[c][every], data.y[c][every], weight, pull, rates, momentum)
+                trained.append(self._train_client(model_CP[c], lesson, key.of(client)))
         return torch.stack(trained) if trained else model_CP
 
-    def _train_client(
-        self,
-        c: int,
-        model_CP: Tensor,
-        data: Block,
-        key: Key,
-        rates: Sequence[float],
-        only_CE: Tensor | None,
-        weight_CE: Tensor | None,
-        anchor_CP: Tensor | None,
-        pull: float,
-    ) -> Tensor:
-        x, y = data.x[c], data.y[c]
-        weight = None if weight_CE is None else weight_CE[c, : len(y)].to(self.dtype)
-        if only_CE is not None:
-            only = only_CE[c, : len(y)]
-            x, y, weight = x[only], y[only], None if weight is None else weight[only]
-        self.load(model_CP[c])
-        name = key.of(data.clients[c])
+    def _train_client(self, model_P: Tensor, lesson: Lesson, key: Key) -> Tensor:
+        self.load(model_P)
         velocity = torch.zeros_like(self.gradient)
-        with keyed_randomness(name.of("dropout"), self.device):
+        with keyed_randomness(key.of("dropout"), self.device):
             self.module.train()
-            for rate, batch in _batches(len(y), self.sgd.batch, rates, name.of("order")):
-                self._gradient(x[batch], y[batch], None if weight is None else weight[batch])
-                if anchor_CP is not None:
-                    self.gradient.add_(self.flat[: self.weights] - anchor_CP[c, : self.weights], alpha=pull)
-                self._step(velocity, rate)
+            for rate, batch in _batches(len(lesson.y), self.sgd.batch, lesson.rates, key.of("order")):
+                self._gradient(lesson.x[batch], lesson.y[batch], None if lesson.weight is None else lesson.weight[batch])
+                if lesson.pull is not None:
+                    anchor, strength = lesson.pull
+                    self.gradient.add_(self.flat[: self.weights] - anchor, alpha=strength)
+                self._step(velocity, rate, lesson.momentum)
         return self.store()
 
     def _gradient(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
@@ -216,11 +222,11 @@ class Learner:
         (loss.mean() if weight is None else (loss * weight.to(self.device)).mean()).backward()  # type: ignore[no-untyped-call]
         self.steps += 1
 
-    def _step(self, velocity: Tensor, rate: float) -> None:
+    def _step(self, velocity: Tensor, rate: float, momentum: float) -> None:
         weights = self.flat[: self.weights]
         if self.sgd.weight_decay:
             self.gradient.add_(weights, alpha=self.sgd.weight_decay)
-        velocity.mul_(self.sgd.momentum).add_(self.gradient)
+        velocity.mul_(momentum).add_(self.gradient)
         weights.sub_(velocity, alpha=rate)
 
     def _batch(self, x: Tensor) -> Tensor:

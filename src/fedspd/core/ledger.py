@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedspd.core.graph import Graph
 
 SERVER = -1
+NOTHING = -1  # the cluster of an offer that is not made
 HEADER = 16  # bytes of an announcement besides the clusters: round and note
 CLUSTER = 4  # bytes of a cluster's number
 
@@ -60,7 +61,7 @@ def traffic(graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int
 def _star_traffic(cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int, announcement: int) -> Traffic:
     """Everybody sends its models up; the server sends each client the means that it wants, and can multicast them."""
     n = len(cluster_NK)
-    up = [(i, SERVER, int(s)) for i in range(n) for s in cluster_NK[i]]
+    up = [(i, SERVER, int(s)) for i in range(n) for s in cluster_NK[i] if s != NOTHING]
     offered = set(cluster_NK.ravel().tolist())
     down = [(SERVER, i, int(s)) for i in range(n) for s in want_NM[i] if int(s) in offered]
     copies = len(up) + len({s for _, _, s in down})

@@ -54,20 +54,27 @@ class Header:
     weight_CK: NDArray[np.float64]
     want_CM: NDArray[np.int64]
     note_C: NDArray[np.int64]
+    size: int  # P of what is offered: a model, or a few numbers
 
     @classmethod
     def of(cls, request: Exchange) -> "Header":
         note = torch.zeros(len(request.cluster_CK)) if request.note_C is None else request.note_C
         parts = (request.cluster_CK, request.weight_CK.double(), request.want_CM, note.long())
-        return cls(*(np.array(part.cpu()) for part in parts))
+        cluster, weight, want, notes = (part.cpu().numpy().copy() for part in parts)
+        return cls(cluster, weight, want, notes, request.model_CKP.shape[2])
 
     @classmethod
     def joined(cls, headers: list["Header"]) -> "Header":
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(*(np.concatenate([getattr(header, name) for header in headers]) for name in names))
+        tables = zip(*(header.tables for header in headers), strict=True)
+        cluster, weight, want, notes = (np.concatenate(table) for table in tables)
+        return cls(cluster, weight, want, notes, headers[0].size)
+
+    @property
+    def tables(self) -> tuple[NDArray[Any], ...]:
+        return self.cluster_CK, self.weight_CK, self.want_CM, self.note_C
 
     def with_models(self, model_CKP: Tensor) -> Exchange:
-        cluster, weight, want, note = (torch.from_numpy(getattr(self, f.name)) for f in dataclasses.fields(self))
+        cluster, weight, want, note = (torch.from_numpy(table) for table in self.tables)
         return Exchange(cluster, model_CKP, weight, want, note)
 
 

@@ -9,9 +9,11 @@ import mmap
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,8 +26,11 @@ from torch import Tensor
 
 from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.graph import Graph
+from fedspd.core.learner import one_thread
 from fedspd.core.ledger import Traffic, traffic
 from fedspd.engines.block import BlockRunner, Header, Measures, Plan
+
+STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class RoundReport:
 class Simulator:
     def __init__(self, plan: Plan, workers: int = 1) -> None:
         self.plan = plan
+        workers = workers if plan.learner.device.type == "cpu" else 1  # a fork cannot use a GPU that its parent has used
         self.memory = _shared_tensor(plan) if workers > 1 else None
         blocks = balanced([len(y) for y in plan.train.y], workers)
         parts = [plan.part(clients) for clients in blocks]
@@ -52,9 +58,9 @@ class Simulator:
         headers = self._all("start_round", round)
         while headers[0] is not None:
             header = Header.joined(headers)
-            self._all("offer", header.cluster_CK.shape[1])
+            self._all("offer", header.cluster_CK.shape[1], header.size)
             element = torch.finfo(self.plan.learner.dtype).bits // 8
-            sent.append(traffic(graph, header.cluster_CK, header.want_CM, self.plan.learner.size * element))
+            sent.append(traffic(graph, header.cluster_CK, header.want_CM, header.size * element))
             headers = self._all("hear", graph, header)
         return self._report(started, sent)
 
@@ -106,11 +112,11 @@ class Desk:
             return self.runner.hear(graph, header, self.buffer_NKP)
         return getattr(self.runner, command)(*arguments)
 
-    def offer(self, K: int) -> None:
+    def offer(self, K: int, P: int) -> None:
         plan = self.runner.plan
-        shape = (plan.train.network, K, plan.learner.size)
+        shape = (plan.train.network, K, P)
         if self.memory is None:
-            self.buffer_NKP = torch.empty(shape, dtype=plan.learner.dtype)
+            self.buffer_NKP = torch.empty(shape, dtype=plan.learner.dtype, device=plan.learner.device)
         elif math.prod(shape) <= len(self.memory):
             self.buffer_NKP = self.memory[: math.prod(shape)].view(shape)
         else:
@@ -125,7 +131,8 @@ class InProcess:
         self.desk, self.result = Desk(plan, None), None
 
     def post(self, command: str, arguments: tuple[Any, ...]) -> None:
-        self.result = self.desk.do(command, arguments)
+        with one_thread():  # as in a worker process
+            self.result = self.desk.do(command, arguments)
 
     def take(self) -> Any:
         return self.result
@@ -176,16 +183,29 @@ def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
         here, there = context.Pipe()
         ends = [worker.connection for worker in workers] + [here]
         process = context.Process(target=_work, args=(part, memory, there, ends), daemon=True)
-        process.start()
+        with _signals_held_back():
+            process.start()
         there.close()
         workers.append(Worker(process, here))
     return workers
 
 
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """A child must not run the parent's handlers before it has set its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]) -> None:
-    """A worker's life. It ends when the pipe closes, even if the parent was killed."""
+    """A worker's life: a command, an answer, until the pipe closes or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     for end in foreign_ends:
         end.close()
@@ -199,12 +219,27 @@ def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_end
             answer = ("done", desk.do(command, arguments))
         except FedspdError as error:
             answer = ("error", error)
-        except Exception:
-            answer = ("error", WorkerError(f"A worker failed:\n{traceback.format_exc()}"))
+        except Exception as error:
+            answer = ("error", WorkerError(_sentence(error)))
         try:
             connection.send(answer)
         except OSError:
             return
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot stop its workers; they would go on to the end of a step, perhaps for minutes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _sentence(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return f"A worker failed with {said} ({where}): repeat it with --workers 1 for the whole traceback."
 
 
 def balanced(counts: Sequence[int], workers: int) -> list[range]:

@@ -1,0 +1,92 @@
+"""FedEM: Federated Multi-Task Learning under a Mixture of Distributions (Marfoq et al.; NeurIPS 2021).
+
+Every client trains every center, each example weighted by how likely it came from it: S times FedSPD's cost.
+
+Shapes: C clients, S clusters, P numbers in a model, E examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+
+NEWCOMER_STEPS = 20  # of EM, on the mixture alone
+
+
+@dataclass(frozen=True)
+class State:
+    centers_CSP: Tensor  # c_is
+    mixture_CS: Tensor  # pi_is
+    losses_CSE: Tensor  # of every example under every center
+    assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
+    loss_C: Tensor  # mean negative log-likelihood of the mixture
+
+
+@dataclass(frozen=True)
+class FedEM:
+    clusters: int = 2  # S
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
+        even_CS = torch.full((len(data), self.clusters), 1 / self.clusters, dtype=torch.double)
+        return measured(learner, draws_SP.repeat(len(data), 1, 1), even_CS, data)
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        posterior_CSE = posterior(state.mixture_CS, state.losses_CSE, data)  # E step: q_k(s)
+        mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]  # M step: pi_is
+        trained = [
+            learner.train(state.centers_CSP[:, s], data, key.of("train", s), weight_CE=posterior_CSE[:, s])  # M step: c_is
+            for s in range(self.clusters)
+        ]
+        all_CS = torch.arange(self.clusters).expand(len(data), -1)
+        weight_CS = data.counts_C[:, None].expand(-1, self.clusters)
+        neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
+        return measured(learner, neighbourhood.mean(all_CS).model_CMP, mixture_CS, data)
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        return state
+
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
+        """sum_s pi_is softmax(c_is(x)), as logarithms so that a cross entropy of it is a likelihood."""
+        return [blended(learner, c_SP, pi_S, own) for c_SP, pi_S, own in zip(state.centers_CSP, state.mixture_CS, x, strict=True)]
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        """The centers stay as they are heard; the mixture is fitted to them by the same two steps."""
+        first = self.begin(learner, data, key)
+        state = measured(learner, neighbourhood.mean_or_kept(first.centers_CSP), first.mixture_CS, data)
+        for _ in range(NEWCOMER_STEPS):
+            mixture_CS = posterior(state.mixture_CS, state.losses_CSE, data).sum(2) / data.counts_C[:, None]
+            state = replace(state, mixture_CS=mixture_CS)
+        return state
+
+
+def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
+    """q_k(s) ~ pi_is exp(-loss(c_is, d_k)); 0 where there is no example."""
+    joint_CSE = mixture_CS.log()[:, :, None] - losses_CSE.double().nan_to_num(nan=torch.inf)
+    return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
+
+
+def measured(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block) -> State:
+    losses_CSE = learner.losses(centers_CSP, data)
+    joint_CSE = mixture_CS.log()[:, :, None] - losses_CSE.double()
+    loss_C = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0.0).sum(1) / data.counts_C
+    assignment_CE = torch.where(data.present_CE, joint_CSE.argmax(1), -1)
+    return State(centers_CSP, mixture_CS, losses_CSE, assignment_CE, loss_C)
+
+
+def blended(learner: Learner, centers_SP: Tensor, mixture_S: Tensor, x: Tensor) -> Tensor:
+    outputs = torch.stack([learner.outputs(model_P, x) for model_P in centers_SP])
+    share = mixture_S.to(outputs).reshape(-1, *[1] * (outputs.ndim - 1))
+    if not learner.classifies:
+        return (share * outputs).sum(0)
+    return (share.log() + outputs.log_softmax(2)).logsumexp(0)

@@ -1,0 +1,66 @@
+"""IFCA: An Efficient Framework for Clustered Federated Learning (Ghosh et al.; NeurIPS 2020).
+
+Hard clusters of clients: each client trains the one center that fits all its examples best.
+
+Shapes: C clients, S clusters, P numbers in a model, E examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedspd.algorithms.fedspd import pick
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+
+
+@dataclass(frozen=True)
+class State:
+    centers_CSP: Tensor  # c_is
+    mixture_CS: Tensor  # 1 for the chosen cluster, else 0
+    assignment_CE: Tensor  # all examples in it; -1 where there is no example
+    loss_C: Tensor  # mean loss of the chosen center
+
+
+@dataclass(frozen=True)
+class IFCA:
+    clusters: int = 2  # S
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
+        return choose(learner, draws_SP.repeat(len(data), 1, 1), data)
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
+        trained_CP = learner.train(pick(state.centers_CSP, chosen_C1[:, 0]), data, key.of("train", 0))
+        all_CS = torch.arange(self.clusters).expand(len(data), -1)
+        neighbourhood = yield Exchange(chosen_C1, trained_CP[:, None], data.counts_C[:, None], all_CS)
+        return choose(learner, neighbourhood.mean_or_kept(state.centers_CSP), data)
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        return state
+
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
+        model_CP = pick(state.centers_CSP, state.mixture_CS.argmax(1))
+        return [learner.outputs(model_P, own) for model_P, own in zip(model_CP, x, strict=True)]
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        first = self.begin(learner, data, key)
+        return choose(learner, neighbourhood.mean_or_kept(first.centers_CSP), data)
+
+
+def choose(learner: Learner, centers_CSP: Tensor, data: Block) -> State:
+    """The cluster whose center has the least mean loss over all examples of the client; ties to the lowest label."""
+    loss_CS = learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf).sum(2) / data.counts_C[:, None]
+    chosen_C = loss_CS.argmin(1)
+    mixture_CS = torch.nn.functional.one_hot(chosen_C, centers_CSP.shape[1]).double()
+    assignment_CE = torch.where(data.present_CE, chosen_C[:, None], -1)
+    return State(centers_CSP, mixture_CS, assignment_CE, loss_CS.min(1).values)

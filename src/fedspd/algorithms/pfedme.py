@@ -1,0 +1,98 @@
+"""pFedMe: Personalized Federated Learning with Moreau Envelopes (T. Dinh et al.; NeurIPS 2020).
+
+The network agrees on w; each client predicts with theta, which fits its own examples and stays near w.
+
+Shapes: C clients, P numbers in a model, E examples.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+
+
+@dataclass(frozen=True)
+class State:
+    model_CP: Tensor  # w_i
+    personal_CP: Tensor  # theta_i
+    loss_C: Tensor  # mean loss of theta_i
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    clusters: int = 1
+    K: Annotated[int, Field(ge=1, description="gradient steps on theta for every batch")] = 5
+    R: Annotated[int | None, Field(ge=1, description="batches in a round; default: as many gradient steps as the other methods make")] = (
+        None
+    )
+    lambda_: Annotated[float, Field(gt=0, alias="lambda", description="weight of the proximal term (lambda)")] = 15.0
+    personal_lr: Annotated[float, Field(gt=0, description="learning rate of theta")] = 0.01
+    beta: Annotated[float, Field(gt=0, description="how far w goes towards the neighbourhood's mean")] = 1.0
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        model_CP = learner.draw(key.of("model", 0)).repeat(len(data), 1)
+        return State(model_CP, model_CP, torch.full((len(data),), torch.nan))
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        w_CP, theta_CP = self.local_update(learner, state.model_CP, data, key)
+        only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
+        neighbourhood = yield Exchange(only_C1, w_CP[:, None], data.counts_C[:, None], only_C1)
+        mean_CP = neighbourhood.mean(only_C1).model_CMP[:, 0]
+        w_CP = (1 - self.beta) * state.model_CP + self.beta * mean_CP
+        return measured(learner, w_CP, theta_CP, data)
+
+    def local_update(self, learner: Learner, w_CP: Tensor, data: Block, key: Key) -> tuple[Tensor, Tensor]:
+        """R times: theta near w for one batch, then w a step towards theta."""
+        theta_CP, eta = w_CP, learner.sgd.rate(key.round)
+        for r in range(self.R or self.usual_R(learner, data, key)):
+            batch_CE = draw_batches(learner, data, key.of("batch", r))
+            theta_CP = self.solve(learner, theta_CP, w_CP, data, batch_CE, key.of("train", r))
+            w_CP = w_CP - eta * self.lambda_ * (w_CP - theta_CP)
+        return w_CP, theta_CP
+
+    def solve(self, learner: Learner, theta_CP: Tensor, w_CP: Tensor, data: Block, batch_CE: Tensor, key: Key) -> Tensor:
+        """K steps on f(theta) + lambda/2 ||theta - w||^2 over one batch."""
+        pull_C = torch.full((len(data),), self.lambda_)
+        steps = [self.personal_lr] * self.K
+        return learner.train(theta_CP, data, key, rates=steps, only_CE=batch_CE, anchor_CP=w_CP, pull_C=pull_C, momentum=0.0)
+
+    def usual_R(self, learner: Learner, data: Block, key: Key) -> int:
+        """As many gradient steps as the largest client would make in its local epochs."""
+        steps = len(learner.sgd.rates(key.round)) * math.ceil(data.width / learner.sgd.batch)
+        return math.ceil(steps / self.K)
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        return state
+
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
+        return [learner.outputs(model_P, own) for model_P, own in zip(state.personal_CP, x, strict=True)]
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        w_CP = neighbourhood.mean_or_kept(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        _, theta_CP = self.local_update(learner, w_CP, data, key)
+        return measured(learner, w_CP, theta_CP, data)
+
+
+def measured(learner: Learner, w_CP: Tensor, theta_CP: Tensor, data: Block) -> State:
+    return State(w_CP, theta_CP, learner.losses(theta_CP[:, None], data).sum((1, 2)) / data.counts_C)
+
+
+def draw_batches(learner: Learner, data: Block, key: Key) -> Tensor:
+    """batch_CE: the examples that each client draws."""
+    batch_CE = torch.zeros(len(data), data.width, dtype=torch.bool)
+    for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
+        batch_CE[c, torch.randperm(count, generator=key.of(client).torch())[: learner.sgd.batch]] = True
+    return batch_CE

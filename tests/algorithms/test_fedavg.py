@@ -1,0 +1,91 @@
+"""FedAvg and training alone, by hand; and FedSPD where it must be FedAvg: with one cluster, and in its warm-up.
+
+Shapes: C clients, P numbers in a model.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedspd.algorithms.fedavg import FedAvg
+from fedspd.algorithms.fedspd import FedSPD
+from fedspd.algorithms.local import Local
+from fedspd.core.graph import Graph
+from fedspd.core.learner import Sgd, cross_entropy
+
+
+def column(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)[:, None]
+
+
+def path_of_three(network, algorithm, rule: str = "uniform"):
+    """0 - 1 - 2 with x = 1 and y = 10, 20, 60; the second client has two examples; all start at w = 0; steps of 0.1 (y - w)."""
+    x, y = [column(1), column(1, 1), column(1)], [column(10), column(20, 20), column(60)]
+    net = network(algorithm, x, y, Graph.from_edges(3, [(0, 1), (1, 2)], rule))
+    net.state = type(net.state)(torch.zeros_like(net.state.model_CP), net.state.loss_C)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rule", "models"),
+    [
+        (Local(), "uniform", [1, 2, 6]),
+        (FedAvg(), "uniform", [1.5, 3, 4]),  # (1 + 2) / 2, (1 + 2 + 6) / 3, (2 + 6) / 2
+        (FedAvg(), "examples", [5 / 3, 11 / 4, 10 / 3]),  # (1 + 2 * 2) / 3, (1 + 2 * 2 + 6) / 4, (2 * 2 + 6) / 3
+        (FedAvg(), "metropolis", [4 / 3, 3, 14 / 3]),  # a third of each neighbour, the rest of oneself
+    ],
+)
+def test_one_round_by_hand(network, algorithm, rule, models):
+    state = path_of_three(network, algorithm, rule).run(1).state
+    assert state.model_CP.flatten().tolist() == pytest.approx(models)
+    losses = [(w - y) ** 2 / 2 for w, y in zip(models, (10, 20, 60), strict=True)]
+    assert state.loss_C.tolist() == pytest.approx(losses)
+
+
+def test_finetuning_is_some_local_epochs_at_the_last_rate(network):
+    """Each of two more steps of 0.1 multiplies the distance to y by 0.9."""
+    plain, tuned = (path_of_three(network, FedAvg(finetune=epochs)).run(1).finish(1).state.model_CP for epochs in (0, 2))
+    assert plain.flatten().tolist() == pytest.approx([1.5, 3, 4])
+    assert tuned.flatten().tolist() == pytest.approx([10 - 8.5 * 0.81, 20 - 17 * 0.81, 60 - 56 * 0.81])
+
+
+def test_all_clients_start_with_the_same_model_and_predict_with_their_own(network):
+    net = network(FedAvg(), [column(1), column(2)], [column(1), column(1)], Graph.from_edges(2, []))
+    w = net.state.model_CP
+    assert torch.equal(w[0], w[1])
+    outputs = net.run(3).algorithm.predict(net.learner, net.state, net.data.x)
+    assert [output.item() for output in outputs] == [net.state.model_CP[0].item(), 2 * net.state.model_CP[1].item()]
+
+
+class Net(nn.Sequential):
+    """Everything that could differ: convolution, BatchNorm, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(12, 3))
+
+
+def images(network, algorithm, ring, sgd: Sgd):
+    generator = torch.Generator().manual_seed(0)
+    counts = [12, 1, 30, 7, 12, 12]
+    x = [torch.randn(n, 1, 4, 4, generator=generator) for n in counts]
+    y = [torch.randint(3, (n,), generator=generator) for n in counts]
+    return network(algorithm, x, y, ring, sgd=sgd, factory=Net, loss=cross_entropy, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"init": "same"}, {"selection": "uniform", "first_round": "all", "align_every": 1}])
+def test_fedspd_with_one_cluster_is_fedavg_to_the_bit(network, ring, options):
+    averaged = images(network, FedAvg(), ring, Sgd(batch=8)).run(11).state
+    clustered = images(network, FedSPD(clusters=1, **options), ring, Sgd(batch=8)).run(11).state
+    assert torch.equal(clustered.centers_CSP[:, 0], averaged.model_CP)
+    torch.testing.assert_close(clustered.loss_C, averaged.loss_C)
+
+
+def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_every_cluster(network, ring):
+    averaged = images(network, FedAvg(), ring, Sgd(epochs=2))
+    warm = images(network, FedSPD(clusters=3, warmup=3), ring, Sgd(epochs=2))
+    for t in range(1, 4):
+        model_CP, centers_CSP = averaged.run(t, first=t).state.model_CP, warm.run(t, first=t).state.centers_CSP
+        for s in range(3):
+            assert torch.equal(centers_CSP[:, s], model_CP)
+    after = warm.run(4, first=4).state.centers_CSP
+    assert not torch.equal(after[:, 0], after[:, 1])

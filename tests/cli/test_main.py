@@ -1,0 +1,101 @@
+"""The command line itself: what it imports, how it refuses, what it ends with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedspd.algorithms import METHODS
+from fedspd.cli.main import guarded
+
+PROGRAM = str(Path(sys.executable).with_name("fedspd"))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["data", "--help"], ["topology", "show", "--help"]])
+def test_help_is_quick_because_it_imports_nothing_heavy(words):
+    code = "import sys; from fedspd.cli.main import guarded; code = guarded(sys.argv[1:]); print('IMPORTED', *sys.modules); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+    imported = done.stdout.rpartition("IMPORTED")[2].split()
+    assert "fedspd.cli.main" in imported
+    assert not {"torch", "scipy", "numpy", "networkx", "matplotlib", "sklearn"} & set(imported)
+
+
+def test_the_installed_program_gives_help_and_documents_exit_codes():
+    done = subprocess.run([PROGRAM, "run", "--help"], capture_output=True, text=True, timeout=60, env={"COLUMNS": "200"})
+    assert done.returncode == 0
+    assert "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--worker", "2"], "No such option: --worker"),
+        (["run", "--workers", "0"], "--workers"),
+        (["run", "--workers", "two"], "--workers"),
+        (["run", "--out"], "--out"),
+        (["rnu"], "No such command 'rnu'."),
+        (["data", "gte"], "No such command 'gte'."),
+    ],
+)
+def test_a_slip_on_the_command_line_is_one_line_and_exit_code_2(arguments, sentence, capsys):
+    assert guarded(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("fedspd: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["run", "--wokers", "2"], ["run", "rounds=0"], ["run", "--resume", "nowhere"]])
+def test_with_json_the_last_line_is_json_on_an_error_too(arguments, capsys):
+    assert guarded([*arguments, "--json"]) == 2
+    printed = capsys.readouterr()
+    last = json.loads(printed.out.splitlines()[-1])
+    assert last["exit_code"] == 2
+    assert printed.err == f"fedspd: {last['error']}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["topology"]])
+def test_without_a_command_there_is_help(arguments, capsys):
+    assert guarded(arguments) == 2
+    printed = capsys.readouterr()
+    assert "Usage" in printed.out + printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_an_error_of_the_program_shows_its_traceback_and_ends_with_1(tmp_path, monkeypatch, capsys):
+    (tmp_path / "breaks.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self, shape, classes):\n        super().__init__(64, classes)\n"
+        "    def forward(self, x):\n        assert not self.training, 'not today'\n        return super().forward(x.flatten(1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "breaks", raising=False)
+    arguments = ["run", "clients=4", "rounds=1", "data.examples=20", "topology.degree=2", "model.name=breaks:Net", "--out", "a", "--json"]
+    assert guarded([*arguments, "--workers", "1"]) == 1
+    printed = capsys.readouterr()
+    assert "Traceback" in printed.err
+    assert "breaks.py" in printed.err
+    assert json.loads(printed.out.splitlines()[-1]) == {"error": "AssertionError: not today", "exit_code": 1}
+
+
+def test_methods_lists_all_with_their_options(capsys):
+    assert guarded(["methods"]) == 0
+    table = capsys.readouterr().out
+    assert guarded(["methods", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert list(listed) == list(METHODS)
+    assert all(name in table and listed[name]["about"] for name in METHODS)
+    assert listed["fedspd"]["options"]["final_epochs"] == 10
+    assert "lambda" in listed["pfedme"]["options"]
+
+
+def test_output_that_nobody_reads_any_more_is_no_error():
+    done = subprocess.run(f"{PROGRAM} methods --json | true", shell=True, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr

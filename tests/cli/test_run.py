@@ -1,0 +1,209 @@
+"""fedspd run: what it makes of good input and of bad."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedspd
+from fedspd.cli.main import guarded
+from fedspd.record import Record
+
+PROGRAM = str(Path(sys.executable).with_name("fedspd"))
+TINY = ["clients=6", "rounds=2", "data.examples=20", "sgd.epochs=1", "fedspd.final_epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to run in, and no data but those that come with the package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSPD_DATA", str(tmp_path / "no-data"))
+    return tmp_path
+
+
+# ---- good input
+
+
+def test_a_run_ends_with_one_line_of_json_and_a_folder_that_says_everything(capsys):
+    assert guarded(["run", *TINY, "--out", "runs/a", "--workers", "2", "--json"]) == 0
+    printed = capsys.readouterr()
+    last = json.loads(printed.out)
+    result = Record.open(Path("runs/a")).read("result.json")
+    assert last["folder"] == "runs/a"
+    assert last["hash"] == result["hash"]
+    assert last["accuracy"]["mean"] == pytest.approx(sum(result["clients"]["accuracy"]) / 6)
+    assert {"config.toml", "run.json", "manifest.json", "topology.json", "events.jsonl", "result.json"} <= set(os.listdir("runs/a"))
+    assert {"accuracy-by-round.png", "clients.png", "network.png"} <= set(os.listdir("runs/a/figures"))
+    assert "fedspd" in printed.err  # the table, for a person
+
+
+def test_the_resolved_config_of_a_run_repeats_it(capsys):
+    assert guarded(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", "--workers", "1", "--json"]) == 0
+    assert guarded(["run", "a/config.toml", "--out", "b", "--workers", "1", "--json"]) == 0
+    one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert one["hash"] == two["hash"]
+    assert Path("a/config.toml").read_text() == Path("b/config.toml").read_text()
+
+
+def test_without_out_every_run_gets_a_new_folder(capsys):
+    for number in (1, 2):
+        assert guarded(["run", *TINY, "rounds=1", "method=local", "--workers", "1"]) == 0
+        assert f"runs/local-digits-{number}" in capsys.readouterr().out
+    assert sorted(os.listdir("runs")) == ["local-digits-1", "local-digits-2"]
+
+
+def test_the_graph_of_a_run_is_the_one_that_topology_show_shows(capsys):
+    assert guarded(["run", *TINY, "topology.degree=3", "topology.kind=rgg", "--out", "a", "--workers", "1"]) == 0
+    capsys.readouterr()
+    assert guarded(["topology", "show", "a/config.toml", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    recorded = Record.open(Path("a")).read("topology.json")
+    assert {key: value for key, value in recorded.items() if key != "list"} == shown
+
+
+@pytest.mark.parametrize(
+    "settings", [["clients=1"], ["clients=2", "topology.kind=star"], ["clusters=1"], ["evaluate_every=5"], ["clusters=4"]]
+)
+def test_small_and_odd_networks(settings, capsys):
+    assert guarded(["run", *TINY, *settings, "--out", "a", "--workers", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 2
+    for path in Path("a").glob("*.json*"):
+        assert "NaN" not in path.read_text()
+        assert "Infinity" not in path.read_text()
+
+
+# ---- bad input
+
+
+BAD = {
+    "misspelt key": (["topolgy.degree=4"], "Unknown key 'topolgy': did you mean 'topology'?"),
+    "wrong type": (["rounds=many"], 'rounds = "many": expected a whole number.'),
+    "p > 1": (["topology.probability=1.5"], "topology.probability = 1.5 is not a probability: give a number from 0 to 1."),
+    "S > examples": (["clusters=21"], "clusters = 21: a client has only 20 examples; expected at most one cluster per example."),
+    "degree >= N": (["topology.degree=6"], "topology.degree = 6 is impossible with clients = 6: give a number above 0 and at most 5."),
+    "more clients than examples": (["clients=2000"], "clients = 2000"),
+    "missing dataset": (["data.name=mnist"], "fedspd data get mnist"),
+    "unknown dataset": (["data.name=minst"], "did you mean 'mnist'?"),
+    "unknown method": (["method=fedsdp"], "method = 'fedsdp': there is no such method; did you mean 'fedspd'?"),
+    "unknown model": (["model.name=cmn"], "did you mean 'cnn'?"),
+    "unknown kind": (["topology.kind=rnig"], "did you mean 'ring'?"),
+    "unknown mixture": (["data.mixture=rotatoin"], "did you mean 'rotation'?"),
+    "unknown device": (["device=gpu"], "device = 'gpu': expected cpu, or cuda where there is one."),
+    "no such device": (["device=meta"], "device = 'meta': expected cpu, or cuda where there is one."),
+    "loss without sense": (["loss=squared_error"], "loss = 'squared_error': expected cross_entropy for data with classes, or auto."),
+    "model too large": (["model.hidden=100000000000"], "model.name = 'mlp': it does not work on examples of shape (1, 8, 8)"),
+    "a module that is not there": (["model.name=nosuch:Net"], "No module named 'nosuch'"),
+    "too many examples": (["data.examples=10000"], "data.examples = 10000"),
+    "an extra": (
+        ["--tensorboard"],
+        "--tensorboard needs the extra 'tensorboard', which is not installed: pip install 'fedspd[tensorboard]'.",
+    ),
+    "no config": (["--", "nosuch=1"], "Unknown key 'nosuch'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(name, capsys, here):
+    settings, sentence = BAD[name]
+    if name == "an extra" and shutil.which("tensorboard"):
+        pytest.skip("the extra is installed")
+    assert guarded(["run", "--out", "runs/a", "--workers", "2", *TINY, *settings]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("fedspd: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", [["rounds=0"], ["data.name=mnist"], ["data.examples=10000"]])
+def test_bad_input_to_the_installed_program(settings, here):
+    done = subprocess.run([PROGRAM, "run", *TINY, *settings, "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 2
+    assert list(here.iterdir()) == []
+
+
+def test_a_model_of_the_users_own_that_does_not_fit_the_data(capsys, here):
+    code = "from torch import nn\ndef few(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+    code += "def narrow(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(32, classes))\n"
+    (here / "mine.py").write_text(code)
+    assert guarded(["run", *TINY, "model.name=mine:few", "--out", "a"]) == 2
+    assert capsys.readouterr().err == (
+        "fedspd: model.name = 'mine:few': its output for 2 examples has shape (2, 3); expected (2, 10), a column for each class.\n"
+    )
+    assert guarded(["run", *TINY, "model.name=mine:narrow", "--out", "a"]) == 2
+    assert "model.name = 'mine:narrow': it does not work on examples of shape (1, 8, 8), with RuntimeError: mat1" in capsys.readouterr().err
+    assert not (here / "a").exists()
+
+
+def test_a_run_folder_that_exists(capsys):
+    assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")}
+    capsys.readouterr()
+    assert guarded(["run", *TINY, "--out", "a"]) == 2
+    assert capsys.readouterr().err == (
+        "fedspd: The run folder 'a' exists and is not empty: continue it with 'fedspd run --resume a', or give another one with --out.\n"
+    )
+    assert {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")} == before
+
+
+def test_a_folder_that_is_no_run(capsys, here):
+    (here / "photos").mkdir()
+    assert guarded(["run", "--resume", "photos"]) == 2
+    assert capsys.readouterr().err == "fedspd: 'photos' is not a run folder: there is no run.json in it.\n"
+    assert list((here / "photos").iterdir()) == []
+
+
+def test_resume_takes_no_other_settings(capsys):
+    assert guarded(["run", "rounds=3", "--resume", "a"]) == 2
+    assert "--resume continues a run as it was started" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_config(capsys):
+    assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
+    path = Path("a/config.toml")
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 5"))
+    before = Path("a/events.jsonl").read_bytes()
+    capsys.readouterr()
+    assert guarded(["run", "--resume", "a"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedspd: The run in 'a' was started with another config (hash ")
+    assert error.count("\n") == 1
+    assert Path("a/events.jsonl").read_bytes() == before
+    path.write_text(path.read_text().replace("rounds = 5", "rounds = 2"))
+    assert guarded(["run", "--resume", "a", "--workers", "1"]) == 0
+
+
+def test_a_damaged_checkpoint(capsys):
+    assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
+    (part,) = Path("a/checkpoints").rglob("*.safetensors")
+    part.write_bytes(part.read_bytes()[:-1])
+    capsys.readouterr()
+    assert guarded(["run", "--resume", "a"]) == 2
+    assert f"fedspd: The checkpoint file '{part}' is missing or damaged" in capsys.readouterr().err
+
+
+def test_another_model_than_the_one_of_the_checkpoint(here):
+    from torch import nn
+
+    config = {"clients": 4, "rounds": 1, "data": {"examples": 20}, "topology": {"degree": 2}}
+    fedspd.run(config, out="a", model=lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+    with pytest.raises(fedspd.FedspdError, match="was started with another model"):
+        fedspd.run(out="a", resume=True)
+
+
+# ---- the demo
+
+
+@pytest.mark.long
+def test_the_demo(capsys):
+    assert guarded(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
+    methods = json.loads(capsys.readouterr().out)["methods"]
+    assert methods["fedspd"]["accuracy"]["mean"] > methods["local"]["accuracy"]["mean"]

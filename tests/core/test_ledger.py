@@ -1,0 +1,77 @@
+"""Who sends which model to whom, counted by hand.
+
+Shapes: N clients, K models offered by each, M clusters wanted by each.
+"""
+
+import numpy as np
+
+from fedspd.core.graph import Graph
+from fedspd.core.ledger import CLUSTER, HEADER, SERVER, Traffic, traffic
+
+PATH = Graph.from_edges(3, [(0, 1), (1, 2)])
+STAR = Graph.from_edges(3, [(0, 1), (0, 2), (1, 2)], server=True)
+
+
+def count(graph: Graph, offered: list[list[int]], wanted: list[list[int]]) -> Traffic:
+    return traffic(graph, np.array(offered), np.array(wanted), model_bytes=1000)
+
+
+def models(sent: Traffic) -> set[tuple[int, ...]]:
+    assert len(sent.transfer_T3) == len({tuple(row) for row in sent.transfer_T3.tolist()})
+    return {tuple(row) for row in sent.transfer_T3.tolist()}
+
+
+def test_a_model_goes_only_to_neighbours_that_want_its_cluster():
+    """0 - 1 - 2; clients 0 and 1 chose cluster 5, client 2 chose 6: two models cross one edge."""
+    sent = count(PATH, [[5], [5], [6]], [[5], [5], [6]])
+    assert models(sent) == {(0, 1, 5), (1, 0, 5)}
+    assert sent.copies == 2
+    assert (sent.announcements, sent.announcement_bytes) == (4, HEADER + 2 * CLUSTER)
+    assert sent.point_to_point_bytes == 2 * 1000 + 4 * (HEADER + 2 * CLUSTER)
+
+
+def test_multicast_counts_one_copy_for_all_neighbours():
+    """All chose the same: four transfers, but each client sends its model once."""
+    sent = count(PATH, [[0], [0], [0]], [[0], [0], [0]])
+    assert models(sent) == {(0, 1, 0), (1, 0, 0), (1, 2, 0), (2, 1, 0)}
+    assert sent.copies == 3
+    assert sent.multicast_bytes == 3 * 1000 + 4 * (HEADER + 2 * CLUSTER)
+
+
+def test_a_model_that_nobody_wants_is_not_sent():
+    sent = count(PATH, [[0], [1], [0]], [[0], [1], [0]])
+    assert models(sent) == set()
+    assert sent.copies == 0
+    assert sent.point_to_point_bytes == sent.multicast_bytes == 4 * (HEADER + 2 * CLUSTER)
+
+
+def test_several_models_offered_and_several_wanted():
+    """Everybody wants both; client 0 offers two, client 1 the same two, client 2 (clusters 0 and 7) one that is wanted."""
+    sent = count(PATH, [[0, 1], [1, 0], [0, 7]], [[0, 1]] * 3)
+    assert models(sent) == {(0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 2, 0), (1, 2, 1), (2, 1, 0)}
+    assert sent.copies == 2 + 2 + 1
+    assert sent.announcement_bytes == HEADER + 4 * CLUSTER
+
+
+def test_a_star_sends_models_up_and_means_down():
+    """Clusters 0, 0, 1 go up; each client gets the mean of its own; by multicast the server sends each mean once."""
+    sent = count(STAR, [[0], [0], [1]], [[0], [0], [1]])
+    assert models(sent) == {(0, SERVER, 0), (1, SERVER, 0), (2, SERVER, 1), (SERVER, 0, 0), (SERVER, 1, 0), (SERVER, 2, 1)}
+    assert sent.copies == 3 + 2
+    assert sent.announcements == 3
+
+
+def test_a_server_has_no_mean_of_a_cluster_that_nobody_offered():
+    sent = count(STAR, [[0], [0], [0]], [[0, 1], [1, 0], [1, 1]])
+    assert {row for row in models(sent) if row[0] == SERVER} == {(SERVER, 0, 0), (SERVER, 1, 0)}
+    assert sent.copies == 3 + 1
+
+
+def test_the_record_of_an_exchange():
+    assert count(PATH, [[5], [5], [6]], [[5], [5], [6]]).as_json() == {
+        "models": [[1, 0, 5], [0, 1, 5]],
+        "model_bytes": 1000,
+        "announcements": 4,
+        "announcement_bytes": HEADER + 2 * CLUSTER,
+        "copies": 2,
+    }

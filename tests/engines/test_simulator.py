@@ -1,0 +1,101 @@
+"""The result does not depend on the number of workers."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import fedspd
+from fedspd.algorithms import METHODS
+from fedspd.engines.simulator import balanced
+
+TINY = {
+    "clients": 5,
+    "rounds": 3,
+    "data": {"examples": 24, "imbalance": 2.0},
+    "topology": {"degree": 2},
+    "sgd": {"epochs": 1, "batch": 8},
+    "fedspd": {"final_epochs": 1, "align_every": 2},
+}
+
+
+def outcome(config, workers, model=None):
+    """The hash of the final parameters, and all events without what a clock says."""
+    result = fedspd.run(config, workers=workers, model=model)
+    events = [{key: value for key, value in event.items() if key != "seconds"} for event in result.events()]
+    return result.summary["hash"], events
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_two_and_three_workers_give_the_same_result(method):
+    config = TINY | {"method": method}
+    one = outcome(config, 1)
+    assert outcome(config, 2) == one
+    assert outcome(config, 3) == one
+
+
+def test_more_workers_than_clients(method="fedspd"):
+    config = TINY | {"clients": 3, "rounds": 2}
+    assert outcome(config, 5) == outcome(config, 1)
+
+
+def test_another_seed_gives_another_result():
+    config = TINY | {"rounds": 1}
+    assert outcome(config | {"seed": 1}, 1)[0] != outcome(config, 1)[0]
+
+
+@pytest.mark.parametrize("topology", [{"degree": 2, "remove": 0.5}, {"kind": "star"}, {"kind": "complete", "weights": "metropolis"}])
+def test_other_topologies(topology):
+    config = TINY | {"topology": topology}
+    assert outcome(config, 2) == outcome(config, 1)
+
+
+def conv_net(shape, classes):
+    """Convolution, BatchNorm and dropout: statistics that travel, and draws inside the model."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 6 * 6, classes)
+    )  # fmt: skip
+
+
+def test_batchnorm_and_dropout_in_a_factory_of_the_users_own():
+    config = TINY | {"rounds": 2}
+    one = outcome(config, 1, conv_net)
+    assert outcome(config, 2, conv_net) == one
+    assert outcome(config, 3, conv_net) == one
+
+
+def test_float64_and_one_torch_thread_or_two():
+    config = TINY | {"rounds": 2, "dtype": "float64"}
+    one = outcome(config, 1)
+    torch.set_num_threads(2)
+    try:
+        assert outcome(config, 1) == one
+        assert outcome(config, 2) == one
+    finally:
+        torch.set_num_threads(1)
+
+
+COUNTS = st.lists(st.integers(min_value=1, max_value=1000), min_size=1, max_size=40)
+
+
+@given(COUNTS, st.integers(min_value=1, max_value=50))
+def test_blocks_cover_all_clients_once_in_order(counts, workers):
+    blocks = balanced(counts, workers)
+    assert [client for block in blocks for client in block] == list(range(len(counts)))
+    assert len(blocks) == min(workers, len(counts))
+    assert all(len(block) > 0 for block in blocks)
+
+
+@given(COUNTS, st.integers(min_value=1, max_value=50))
+def test_no_block_exceeds_its_fair_share_by_more_than_one_client(counts, workers):
+    blocks = balanced(counts, workers)
+    largest = max(sum(counts[i] for i in block) for block in blocks)
+    assert largest <= sum(counts) / len(blocks) + max(counts)
+
+
+def test_blocks_by_hand():
+    assert balanced([1, 1, 1, 1], 2) == [range(0, 2), range(2, 4)]
+    assert balanced([100, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
+    assert balanced([1, 1, 1, 100], 2) == [range(0, 3), range(3, 4)]
+    assert balanced([5, 5, 5], 8) == [range(0, 1), range(1, 2), range(2, 3)]

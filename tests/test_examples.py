@@ -1,0 +1,110 @@
+"""Every example runs as its docstring says, in an empty folder, and prints what it promises."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedspd.config import load
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CONFIGS = sorted(EXAMPLES.glob("*.toml"))
+ON_DIGITS = ["own_npz", "own_image_folder", "own_torch_dataset"]
+FEDSPD = [sys.executable, "-c", "from fedspd.cli.main import main; main()"]
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_example(name: str, folder: Path) -> str:
+    printed = run([sys.executable, str(EXAMPLES / f"{name}.py")], folder)
+    assert not list(folder.iterdir()), "an example leaves nothing behind"
+    return printed
+
+
+def run_config(name: str, folder: Path, *settings: str) -> dict:
+    printed = run([*FEDSPD, "run", str(EXAMPLES / f"{name}.toml"), *settings, "--workers", "1", "--out", "run", "--json"], folder)
+    return json.loads(printed.splitlines()[-1])
+
+
+def percentages(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([\d.]+)%", text)]
+
+
+def test_every_example_is_run_here():
+    run_here = {*ON_DIGITS, "own_model", "own_arrays", "own_function", "listener", "regression"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == run_here
+    assert {path.stem for path in CONFIGS} == {"own_function", "mnist", "fashion-mnist", "cifar10"}
+
+
+@pytest.mark.parametrize("name", ON_DIGITS)
+def test_digits_are_learned(name, tmp_path):
+    assert_digits_learned(run_example(name, tmp_path))
+
+
+def test_own_model_learns_and_ends_as_an_ordinary_module(tmp_path):
+    printed = run_example("own_model", tmp_path)
+    assert_digits_learned(printed)
+    assert "Conv2d(1, 16" in printed
+
+
+def assert_digits_learned(printed: str) -> None:
+    assert "mean over 8 clients" in printed
+    assert percentages(printed)[0] > 85  # guessing: 10 %
+
+
+def test_own_arrays_score_every_client(tmp_path):
+    scores = percentages(run_example("own_arrays", tmp_path))
+    assert len(scores) == 8 + 1
+    assert scores[-1] == pytest.approx(sum(scores[:-1]) / 8, abs=0.6)  # the clients' are rounded to whole numbers
+    assert scores[-1] > 85  # guessing the larger class: 63 %
+
+
+def test_listener_hears_every_round_and_fedspd_beats_training_alone(tmp_path):
+    *rounds, comparison, sent = run_example("listener", tmp_path).splitlines()
+    assert [int(line.split(":")[0].removeprefix("round")) for line in rounds] == list(range(1, 11))
+    together, alone = percentages(comparison)
+    assert together > alone + 3
+    assert re.fullmatch(r"Sent: \d+ models, [\d.]+ MB", sent)
+
+
+def test_regression_finds_both_slopes_at_every_client(tmp_path):
+    printed = run_example("regression", tmp_path)
+    found = sorted([float(number) for number in re.findall(r"-?\d\.\d\d", line)] for line in printed.splitlines())
+    assert found[0] == pytest.approx([-1, -1, -1], abs=0.1)
+    assert found[1] == pytest.approx([2, 2, 2], abs=0.1)
+
+
+def test_own_function_is_found_in_the_current_folder(tmp_path):
+    shutil.copy(EXAMPLES / "own_function.py", tmp_path)
+    summary = run_config("own_function", tmp_path)
+    assert summary["rounds"] == 10
+    assert summary["accuracy"]["mean"] > 0.8  # guessing: 50 %
+    assert "own_function:tanh_net" in (tmp_path / "run" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_are_valid(path):
+    assert load(path).method == "fedspd"
+
+
+def test_mnist_config_has_twenty_clients_with_six_neighbours_each():
+    config = load(EXAMPLES / "mnist.toml")
+    assert (config.clients, config.rounds, config.data.examples, config.topology.kind, config.topology.degree) == (20, 30, 300, "er", 6)
+
+
+@pytest.mark.skipif(not os.environ.get("FEDSPD_DATA"), reason="needs the real files: set FEDSPD_DATA to their folder")
+def test_mnist_trains_on_the_real_data(tmp_path):
+    quicker = ["sgd.epochs=1", "sgd.lr=0.2", "sgd.batch=20", "fedspd.warmup=2", "fedspd.final_epochs=1"]
+    summary = run_config("mnist", tmp_path, "rounds=2", *quicker)
+    assert summary["rounds"] == 2
+    assert summary["models_sent"] > 0
+    assert summary["accuracy"]["mean"] > 0.5  # guessing: 10 %

@@ -1,0 +1,87 @@
+"""What the documents say is true: the config reference, the record fields, the links, the commands, the pins."""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import config_reference
+import fedspd
+from fedspd.config import Config, validate
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+README = (ROOT / "README.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_config_reference_is_up_to_date():
+    assert (ROOT / "docs/config.md").read_text() == config_reference.reference(), "run `make docs`"
+
+
+def test_every_key_is_described():
+    tables = [("", Config), *config_reference.tables()]
+    silent = [f"{name}.{key}" for name, table in tables for key, field in config_reference.keys(table) if not field.description]
+    assert silent == []
+
+
+@pytest.mark.parametrize("document", ["events", "result"])
+def test_every_recorded_field_is_explained(document, tmp_path):
+    config = {"clients": 3, "rounds": 1, "topology": {"kind": "ring"}, "data": {"examples": 20, "test_examples": 5}}
+    result = fedspd.run(config, out=tmp_path / "run")
+    explained = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/concepts.md").read_text()))
+    recorded = set(names(result.events() if document == "events" else result.summary))
+    assert len(recorded) > 10
+    assert recorded - explained == set()
+
+
+def names(content: Any) -> Iterator[str]:
+    """Every key of a JSON document, at any depth."""
+    if isinstance(content, dict):
+        yield from content
+    if isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from names(value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
+
+
+def test_the_configs_in_the_readme_are_real():
+    blocks = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    assert tomllib.loads(blocks[0]) == tomllib.loads((ROOT / "examples/mnist.toml").read_text())
+    assert [validate(tomllib.loads(block)).clients for block in blocks] == [20]
+
+
+def test_make_targets_that_are_named_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    named = {target for page in PAGES for target in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", page.read_text(), re.MULTILINE)}
+    targets = {first or second for first, second in named}
+    assert {"demo", "test"} <= targets
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_every_dependency_is_pinned():
+    pins = re.findall(r"^([\w.-]+)==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    wanted = [re.split(r"[<>=]", entry)[0] for entry in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]]
+    assert set(wanted) - {pin.replace("_", "-").lower() for pin in pins} == set()
+    assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
+
+
+def test_continuous_integration_runs_the_tests():
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    assert "make test\n" in script.read_text()
+
+
+def test_the_picture_of_the_readme_is_small():
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert 0 < (ROOT / picture).stat().st_size < 200_000

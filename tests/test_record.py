@@ -1,0 +1,272 @@
+"""A run folder: nothing is replaced before its successor is whole, and what does not fit is a sentence."""
+
+import json
+import multiprocessing
+import os
+import re
+
+import pytest
+import torch
+
+from fedspd.core.errors import RecordError
+from fedspd.record import Record, read_rows, write_part
+
+
+@pytest.fixture
+def record(tmp_path):
+    record = Record.create(tmp_path / "run")
+    yield record
+    record.release()
+
+
+def save(record, round, clients=range(3)):
+    """A checkpoint whose rows tell round and client apart."""
+    with record.checkpoint(round, {"round": round}) as folder:
+        rows = [[100.0 * round + client] for client in clients]
+        write_part(folder, list(clients), {"model": torch.tensor(rows), "count": torch.tensor([[c] for c in clients])})
+
+
+# ---- the folder
+
+
+def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(RecordError, match=r"exists and is not empty: it is not a run, or give another one with --out") as caught:
+        Record.create(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+    with pytest.raises(RecordError, match="exists and is not empty"):
+        Record.create(tmp_path / "thesis.txt")
+
+
+def test_a_run_folder_says_how_to_continue(record):
+    record.write("run.json", {})
+    record.release()
+    with pytest.raises(RecordError, match=f"continue it with 'fedspd run --resume {record.folder}'"):
+        Record.create(record.folder)
+
+
+def test_an_empty_folder_and_one_whose_start_was_cut_short_are_taken(tmp_path):
+    Record.create(tmp_path).release()
+    assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoints"]
+    again = Record.create(tmp_path)
+    again.write("run.json", {"begun": True})
+    again.release()
+    assert Record.open(tmp_path).read("run.json") == {"begun": True}
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(RecordError, match=r"is not a run folder: there is no run.json in it"):
+        Record.open(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match=r"could not be written \(.*Not a directory.*start the run again"):
+        Record.create(tmp_path / "file" / "run")
+
+
+def _try_to_hold(folder, answer):
+    try:
+        Record(folder).hold()
+        answer.put("held")
+    except RecordError as error:
+        answer.put(str(error))
+
+
+def test_one_process_at_a_time(record):
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    other = context.Process(target=_try_to_hold, args=(record.folder, answer))
+    other.start()
+    assert "is in use by another process: wait for it, or stop it." in answer.get(timeout=20)
+    record.release()
+    Record(record.folder).hold().release()
+
+
+# ---- documents
+
+
+def test_documents_round_trip_and_leave_no_draft(record):
+    record.write("result.json", {"accuracy": 0.5, "name": "Grüße"})
+    record.write("config.toml", 'name = "Grüße 😀"\n')
+    assert record.read("result.json") == {"accuracy": 0.5, "name": "Grüße"}
+    assert (record.folder / "config.toml").read_bytes().decode("utf-8") == 'name = "Grüße 😀"\n'
+    assert not [name for name in os.listdir(record.folder) if "draft" in name]
+
+
+def test_documents_that_are_missing_or_damaged(record):
+    with pytest.raises(RecordError, match=r"has no result.json: the run did not get that far"):
+        record.read("result.json")
+    for content in (b'{"accuracy": 0.', b"[]", b"\xff"):
+        (record.folder / "result.json").write_bytes(content)
+        with pytest.raises(RecordError, match=r"result\.json' (is damaged|could not be read)"):
+            record.read("result.json")
+
+
+def test_a_document_that_cannot_be_written_leaves_the_old_one(record):
+    record.write("result.json", {"accuracy": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.write("result.json", {"accuracy": float("nan")})
+    assert record.read("result.json") == {"accuracy": 1}
+
+
+# ---- events
+
+
+def test_events_are_read_back_and_a_cut_last_line_is_passed_over(record):
+    assert list(record.events()) == []
+    record.append({"round": 1})
+    record.append({"round": 2})
+    with open(record.folder / "events.jsonl", "a") as file:
+        file.write('{"round": 3, "accur')
+    assert list(record.events()) == [{"round": 1}, {"round": 2}]
+
+
+def test_a_damaged_line_in_the_middle_is_named(record):
+    (record.folder / "events.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
+    with pytest.raises(RecordError, match=r"events\.jsonl' is damaged in line 2"):
+        list(record.events())
+
+
+def test_an_event_without_a_json_number_is_never_written(record):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.append({"loss": float("inf")})
+
+
+def test_rewinding_to_a_checkpoint_forgets_what_came_later(record):
+    record.append({"round": 1})
+    save(record, 1)
+    record.append({"round": 2})
+    record.append({"round": 3})
+    record.rewind(record.latest()[1]["events"])
+    assert list(record.events()) == [{"round": 1}]
+
+
+# ---- checkpoints
+
+
+def test_there_is_no_checkpoint_at_first(record):
+    assert record.latest() is None
+
+
+def test_the_newest_checkpoint_counts_and_replaces_the_older(record):
+    save(record, 9)
+    save(record, 10)
+    folder, content = record.latest()
+    assert (folder.name, content["round"]) == ("round-000010", 10)
+    assert os.listdir(record.folder / "checkpoints") == ["round-000010"]
+    assert read_rows(folder, 0, 3, ["model"])["model"].tolist() == [[1000.0], [1001.0], [1002.0]]
+
+
+def test_rows_are_found_whatever_the_parts(record):
+    with record.checkpoint(1, {}) as folder:
+        for clients in ([0, 1], [2, 3, 4], [5]):
+            write_part(folder, clients, {"model": torch.tensor([[float(c), -float(c)] for c in clients])})
+    folder, _ = record.latest()
+    assert read_rows(folder, 1, 6, ["model"])["model"].tolist() == [[1, -1], [2, -2], [3, -3], [4, -4], [5, -5]]
+    assert read_rows(folder, 3, 4, ["model"])["model"].tolist() == [[3, -3]]
+
+
+def test_a_checkpoint_that_fails_leaves_the_one_before(record):
+    save(record, 1)
+    with pytest.raises(KeyboardInterrupt), record.checkpoint(2, {"round": 2}) as folder:
+        write_part(folder, [0], {"model": torch.zeros(1, 1)})
+        raise KeyboardInterrupt
+    assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
+    assert record.latest()[1]["round"] == 1
+
+
+def test_a_draft_of_a_process_that_was_killed_is_swept_away(record):
+    save(record, 1)
+    draft = record.folder / "checkpoints" / "round-000002.draft-999"
+    draft.mkdir()
+    write_part(draft, [0], {"model": torch.zeros(1, 1)})
+    assert record.latest()[1]["round"] == 1
+    assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
+
+
+def test_two_whole_checkpoints_as_a_kill_before_the_sweep_leaves_them(record):
+    save(record, 1)
+    older = record.folder / "checkpoints" / "round-000001"
+    copy = {path.name: path.read_bytes() for path in older.iterdir()}
+    save(record, 2)
+    older.mkdir()
+    for name, content in copy.items():
+        (older / name).write_bytes(content)
+    assert record.latest()[1]["round"] == 2
+    save(record, 3)
+    assert os.listdir(record.folder / "checkpoints") == ["round-000003"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_part_is_named(record, damage):
+    save(record, 1)
+    (part,) = (record.folder / "checkpoints" / "round-000001").glob("*.safetensors")
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    if damage == "remove":
+        part.unlink()
+    else:
+        part.write_bytes(content if damage == "flip" else content[:-3])
+    with pytest.raises(RecordError, match=re.escape(f"The checkpoint file '{part}' is missing or damaged")):
+        record.latest()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_damaged_checkpoint_json_is_named(record, content):
+    save(record, 1)
+    path = record.folder / "checkpoints" / "round-000001" / "checkpoint.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(RecordError, match=r"checkpoint\.json"):
+        record.latest()
+
+
+def test_a_state_of_other_names_does_not_fit(record):
+    save(record, 1)
+    with pytest.raises(RecordError, match="does not fit this run"):
+        read_rows(record.latest()[0], 0, 3, ["centers"])
+
+
+def test_a_checkpoint_says_what_it_is(record):
+    record.append({"round": 1})
+    save(record, 1)
+    folder, _ = record.latest()
+    content = json.loads((folder / "checkpoint.json").read_text())
+    assert content["round"] == 1
+    assert content["events"] == len('{"round":1}\n')
+    assert list(content["parts"]) == ["part-000000-000003.safetensors"]
+    assert re.fullmatch("[0-9a-f]{64}", content["parts"]["part-000000-000003.safetensors"])
+
+
+# ---- a full disk
+
+
+def _fill(folder, size, answer):
+    """In a process of its own, where no file may grow beyond a size."""
+    import resource
+
+    record = Record(folder).hold()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        with record.checkpoint(2, {"round": 2}) as draft:
+            write_part(draft, [0], {"model": torch.zeros(1, 10_000)})
+        answer.put("written")
+    except RecordError as error:
+        answer.put(str(error))
+
+
+def test_a_checkpoint_that_the_disk_refuses(record):
+    record.write("run.json", {})
+    save(record, 1)
+    record.release()
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    child = context.Process(target=_fill, args=(record.folder, 4096, answer))
+    child.start()
+    sentence = answer.get(timeout=20)
+    assert sentence.startswith(f"The run folder '{record.folder}' could not be written (")
+    assert "File too large" in sentence
+    assert sentence.endswith(f"continue with 'fedspd run --resume {record.folder}'.")
+    assert record.latest()[1]["round"] == 1
+    assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
