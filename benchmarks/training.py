@@ -86,7 +86,7 @@ class OnlyTrain(Local):
 
 
 def with_fedspd(data: Block, workers: int, stack: ExitStack) -> Contestant:
-    plan = Plan(OnlyTrain(), Learner(model, SGD), data, data, [], 1, Key(KEY.seed))  # type: ignore[arg-type]
+    plan = Plan(OnlyTrain(), Learner(model, SGD), data, data, [], 1, Key(KEY.seed))
     engine = stack.enter_context(closing(Simulator(plan, workers)))
     engine.begin()
     alone = Graph.from_edges(len(data), [])

@@ -40,7 +40,7 @@ def percentages(text: str) -> list[float]:
 
 
 def test_every_example_is_run_here():
-    run_here = {*ON_DIGITS, "own_model", "own_arrays", "own_function", "listener", "regression"}
+    run_here = {*ON_DIGITS, "own_model", "own_method", "own_arrays", "own_function", "listener", "regression"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == run_here
     assert {path.stem for path in CONFIGS} == {"own_function", "mnist", "fashion-mnist", "cifar10"}
 
@@ -59,6 +59,13 @@ def test_own_model_learns_and_ends_as_an_ordinary_module(tmp_path):
 def assert_digits_learned(printed: str) -> None:
     assert "mean over 8 clients" in printed
     assert percentages(printed)[0] > 85  # guessing: 10 %
+
+
+def test_own_method_learns_beside_fedavg(tmp_path):
+    ditto, fedavg = run_example("own_method", tmp_path).splitlines()
+    assert ditto.startswith("own_method:Ditto")
+    assert_digits_learned(ditto)
+    assert_digits_learned(fedavg)
 
 
 def test_own_arrays_score_every_client(tmp_path):

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 
 import pytest
 import torch
@@ -168,11 +169,16 @@ def test_rows_are_found_whatever_the_parts(record):
     assert read_rows(folder, 3, 4, ["model"])["model"].tolist() == [[3, -3]]
 
 
-def test_a_checkpoint_that_fails_leaves_the_one_before(record):
-    save(record, 1)
-    with pytest.raises(KeyboardInterrupt), record.checkpoint(2, {"round": 2}) as folder:
+def _interrupted_checkpoint(record):
+    with record.checkpoint(2, {"round": 2}) as folder:
         write_part(folder, [0], {"model": torch.zeros(1, 1)})
         raise KeyboardInterrupt
+
+
+def test_a_checkpoint_that_fails_leaves_the_one_before(record):
+    save(record, 1)
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted_checkpoint(record)
     assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
     assert record.latest()[1]["round"] == 1
 
@@ -242,31 +248,43 @@ def test_a_checkpoint_says_what_it_is(record):
 # ---- a full disk
 
 
-def _fill(folder, size, answer):
-    """In a process of its own, where no file may grow beyond a size."""
-    import resource
+def _in_small_files(work, folder):
+    """What becomes of the work in a process of its own, where no file may grow beyond 4096 bytes."""
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    child = context.Process(target=_small_files, args=(work, folder, answer))
+    child.start()
+    return answer.get(timeout=20)
 
-    record = Record(folder).hold()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+def _small_files(work, folder, answer):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:
-        with record.checkpoint(2, {"round": 2}) as draft:
-            write_part(draft, [0], {"model": torch.zeros(1, 10_000)})
+        work(Record(folder).hold())
         answer.put("written")
     except RecordError as error:
         answer.put(str(error))
 
 
-def test_a_checkpoint_that_the_disk_refuses(record):
+def _large_checkpoint(record):
+    with record.checkpoint(2, {"round": 2}) as draft:
+        write_part(draft, [0], {"model": torch.zeros(1, 10_000)})
+
+
+def _large_event(record):
+    record.append({"round": 2, "text": "x" * 5000})
+
+
+@pytest.mark.parametrize("work", [_large_checkpoint, _large_event])
+def test_what_the_disk_refuses_is_a_sentence_and_leaves_the_rest_whole(record, work):
     record.write("run.json", {})
+    record.append({"round": 1})
     save(record, 1)
     record.release()
-    context = multiprocessing.get_context("fork")
-    answer = context.Queue()
-    child = context.Process(target=_fill, args=(record.folder, 4096, answer))
-    child.start()
-    sentence = answer.get(timeout=20)
+    sentence = _in_small_files(work, record.folder)
     assert sentence.startswith(f"The run folder '{record.folder}' could not be written (")
     assert "File too large" in sentence
-    assert sentence.endswith(f"continue with 'fedspd run --resume {record.folder}'.")
+    assert sentence.endswith(f"put that right, then continue with 'fedspd run --resume {record.folder}'.")
     assert record.latest()[1]["round"] == 1
     assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
+    assert list(record.events()) == [{"round": 1}]

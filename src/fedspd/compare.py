@@ -7,21 +7,25 @@ OUT/
 
 import itertools
 import multiprocessing
-import os
 import signal
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedspd import experiment
 from fedspd.config import Base, as_dict, config_hash, parse_override, set_key, validate
 from fedspd.core.errors import ConfigError, FedspdError, RecordError, WorkerError
-from fedspd.record import Json, Record
-
-Listener = Callable[["Job", Json], None]
+from fedspd.engines.simulator import STOPPING, _end_with_parent, _signals_held_back
+from fedspd.record import Json, Record, disk
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,9 @@ class Job:
     config: Base
     point: Json  # the values of the swept keys
 
-    @property
-    def label(self) -> str:
-        return self.config.method
+
+Listener = Callable[[Job, Json], None]
+Running = dict[Connection, tuple[Job, BaseProcess]]
 
 
 def jobs(base: Base, methods: Sequence[str], seeds: int, grid: dict[str, list[Any]] | None = None) -> list[Job]:
@@ -46,14 +50,20 @@ def jobs(base: Base, methods: Sequence[str], seeds: int, grid: dict[str, list[An
     if len(set(methods)) < len(methods):
         raise ConfigError(f"--methods {','.join(methods)}: a method is named twice.")
     grid = grid or {}
+    _check_grid(grid)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [
-        job(base, method, base.seed + seed, point)
-        for point in points for seed in range(seeds) for method in methods
-    ]  # fmt: skip
+    return [_job(base, method, base.seed + seed, point) for point in points for seed in range(seeds) for method in methods]
 
 
-def job(base: Base, method: str, seed: int, point: Json) -> Job:
+def _check_grid(grid: dict[str, list[Any]]) -> None:
+    for key, values in grid.items():
+        if key in ("method", "seed"):
+            raise ConfigError(f"'{key}' cannot be swept: give --{key}s instead.")
+        if len({repr(value) for value in values}) < len(values):
+            raise ConfigError(f"{key}={','.join(map(str, values))}: a value is given twice.")
+
+
+def _job(base: Base, method: str, seed: int, point: Json) -> Job:
     tree = as_dict(base)
     for key, value in point.items():
         set_key(tree, key, value)
@@ -64,11 +74,13 @@ def job(base: Base, method: str, seed: int, point: Json) -> Job:
 
 def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
     """Of the words of a command line, those with one value, and those with several: a=1 b=2,4,6."""
-    single, grid = [], {}
+    single: list[str] = []
+    grid: dict[str, list[Any]] = {}
     for word in words:
-        key, _, values = word.partition("=")
-        if "," in values and not values.lstrip().startswith("["):
-            grid[key.strip()] = [parse_override(f"{key}={value}")[1] for value in values.split(",")]
+        key, value = parse_override(word)
+        quoted = word.partition("=")[2].lstrip().startswith(("'", '"'))
+        if isinstance(value, str) and "," in value and not quoted:
+            grid[key] = [parse_override(f"{key}={part}")[1] for part in value.split(",")]
         else:
             single.append(word)
     return single, grid
@@ -77,62 +89,83 @@ def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
 def run_all(todo: Sequence[Job], folder: Path, workers: int, listener: Listener) -> list[Path]:
     """Run what is not finished yet, several at a time; returns every run folder."""
     _claim(todo, folder)
-    waiting = [job for job in todo if not (folder / job.name / "result.json").exists()]
+    finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:
-        if job not in waiting:
-            listener(job, {"event": "finished", "round": job.config.rounds + 1})
+        if job.name in finished:
+            listener(job, _finished(job))
+    waiting = [job for job in todo if job.name not in finished]
     at_once = max(1, min(workers, len(waiting)))
     if at_once == 1:
-        for job in waiting:
-            _run(job, folder / job.name, workers, lambda event, job=job: listener(job, event))  # type: ignore[misc]
-            listener(job, {"event": "finished", "round": job.config.rounds + 1})
+        _run_in_turn(waiting, folder, workers, listener)
     else:
-        _run_in_parallel(waiting, folder, at_once, listener)
+        _run_in_parallel(waiting, folder, at_once, workers // at_once, listener)
     return [folder / job.name for job in todo]
+
+
+def _finished(job: Job) -> Json:
+    return {"event": "finished", "round": job.config.rounds + 1}
 
 
 def _claim(todo: Sequence[Job], folder: Path) -> None:
     """A folder belongs to one comparison; the same one may be continued in it."""
     content = {"runs": {job.name: config_hash(job.config) for job in todo}, "points": {job.name: job.point for job in todo}}
-    path = folder / "compare.json"
-    if path.exists():
+    if (folder / "compare.json").exists():
         if Record(folder).read("compare.json") != content:
             raise RecordError(f"'{folder}' holds another comparison: give another folder with --out, or repeat that one as it was.")
         return
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not (folder.is_dir() and _vacant(folder)):
         raise RecordError(f"The folder '{folder}' exists and is no comparison: give another one with --out.")
-    folder.mkdir(parents=True, exist_ok=True)
+    for job in {repr(job.point): job for job in todo}.values():
+        experiment.build(job.config)  # what can be refused is refused before there is a folder
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     Record(folder).write("compare.json", content)
+
+
+def _vacant(folder: Path) -> bool:
+    """Empty, but for what a start that was cut short has left."""
+    return all(path.name.startswith(".compare.json.draft-") for path in folder.iterdir())
 
 
 def _run(job: Job, folder: Path, workers: int, listener: experiment.Listener) -> None:
     started = (folder / "run.json").exists()
-    experiment.run(None if started else job.config, out=folder, resume=started, workers=workers, listener=listener)
+    experiment.run(job.config, out=folder, resume=started, workers=workers, listener=listener)
 
 
-def _run_in_parallel(waiting: Sequence[Job], folder: Path, at_once: int, listener: Listener) -> None:
-    context = multiprocessing.get_context("fork")
-    queue = list(waiting)
-    running: dict[Connection, tuple[Job, Any]] = {}
+def _run_in_turn(waiting: Sequence[Job], folder: Path, workers: int, listener: Listener) -> None:
+    for job in waiting:
+        _run(job, folder / job.name, workers, partial(listener, job))
+        listener(job, _finished(job))
+
+
+def _run_in_parallel(waiting: Sequence[Job], folder: Path, at_once: int, workers: int, listener: Listener) -> None:
+    queue = deque(waiting)
+    running: Running = {}
     try:
         while queue or running:
             while queue and len(running) < at_once:
-                job = queue.pop(0)
-                here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(job, folder / job.name, there))
-                process.start()
-                there.close()
-                running[here] = (job, process)
+                _start(queue.popleft(), folder, workers, running)
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
                 _take(pipe, running, listener)
     finally:
         for _, process in running.values():
             process.terminate()
+        for _, process in running.values():
             process.join()
 
 
-def _take(pipe: Connection, running: dict[Connection, tuple[Job, Any]], listener: Listener) -> None:
+def _start(job: Job, folder: Path, workers: int, running: Running) -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(job, folder / job.name, workers, there))
+    with _signals_held_back():
+        process.start()
+    there.close()
+    running[here] = (job, process)
+
+
+def _take(pipe: Connection, running: Running, listener: Listener) -> None:
     job, process = running[pipe]
     try:
         message = pipe.recv()
@@ -140,23 +173,28 @@ def _take(pipe: Connection, running: dict[Connection, tuple[Job, Any]], listener
         process.join()
         del running[pipe]
         if process.exitcode:
-            raise WorkerError(f"The run '{job.name}' ended with exit code {process.exitcode}; repeat the command to continue.") from None
+            raise WorkerError(
+                f"The run '{job.name}' ended with exit code {process.exitcode} (negative: killed by that signal; -9 is often a lack of "
+                "memory: try fewer --workers); repeat the command to continue."
+            ) from None
         return
     if isinstance(message, Exception):
         raise message
     listener(job, message)
 
 
-def _child(job: Job, folder: Path, pipe: Connection) -> None:
+def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
+    """A run in a process of its own, which ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
     try:
-        _run(job, folder, 1, lambda event: pipe.send(brief(event)))
-        pipe.send({"event": "finished", "round": job.config.rounds + 1})
+        _run(job, folder, workers, lambda event: pipe.send(brief(event)))
+        pipe.send(_finished(job))
     except FedspdError as error:
         pipe.send(type(error)(f"In the run '{job.name}': {error}"))
-    except BrokenPipeError:
-        os._exit(1)  # the parent is gone
     except Exception:
         pipe.send(WorkerError(f"The run '{job.name}' failed:\n{traceback.format_exc()}"))
 

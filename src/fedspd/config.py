@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedspd.algorithms import METHODS
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.learner import Sgd
+from fedspd.core.named import named
 from fedspd.data.mixtures import MIXTURES, MixtureOptions
 from fedspd.models import MODELS
 from fedspd.topology import KINDS, TopologyOptions
@@ -25,7 +26,8 @@ class Table(BaseModel):
 def table_of(cls: type[Any], leave_out: Sequence[str] = ()) -> type[Table]:
     """The table whose keys are the fields of a dataclass."""
     hints = get_type_hints(cls, include_extras=True)
-    fields: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(cls) if f.name not in leave_out}
+    kept = [f for f in dataclasses.fields(cls) if f.init and f.name not in leave_out]
+    fields: dict[str, Any] = {f.name: (hints[f.name], ... if f.default is dataclasses.MISSING else f.default) for f in kept}
     return create_model(cls.__name__, __base__=Table, **fields)
 
 
@@ -35,7 +37,7 @@ class DataTable(Table):
     name: str = Field("digits", description="a dataset (`fedspd data list`), a .npz file, a folder of images, or module:function")
     second: str | None = Field(None, description="the other dataset of mixture = 'pair'")
     mixture: str = Field("rotation", description="; ".join(f"`{name}`: {text.rstrip('.')}" for name, text in MIXTURES.items()))
-    examples: int | None = Field(None, ge=2, description="training examples per client; default: all there are, shared evenly, at most 300")
+    examples: int | None = Field(None, ge=2, description="training examples per client; default: 80 % of an even share, at most 300")
     test_examples: int | None = Field(None, ge=1, description="test examples per client; default: in proportion to the source's parts")
     shares: Literal["uniform", "steps"] = Field(
         "uniform", description="a client's share of the first distribution: 10..90 % at random; steps: 10, 30, ... in turn"
@@ -71,15 +73,22 @@ class ModelTable(Table):
     name: str | None = Field(
         None, description=f"one of: {', '.join(MODELS)}; or module:function; default: cnn for images of 16 pixels and more, else mlp"
     )
-    small: bool = Field(False, description="cifar-cnn with a quarter of the channels")
+    small: bool = Field(False, description="cifar-cnn with a quarter of the channels and hidden units")
     hidden: int = Field(64, ge=1, description="width of the mlp's hidden layer")
+
+
+class OptionsTable(Table):
+    """Used where `method = "module:Class"`: the fields of that class are its keys."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class Base(Table):
     seed: int = Field(0, ge=0, description="every draw follows from it")
-    method: str = Field("fedspd", description="one of the methods (`fedspd methods`)")
+    method: str = Field("fedspd", description="one of the methods (`fedspd methods`), or module:Class")
     clusters: int = Field(2, ge=1, description="number of clusters (S)")
     clients: int = Field(20, ge=1, description="number of clients (N)")
+    holdout_clients: int = Field(0, ge=0, description="further clients that take no part in training and join after it")
     rounds: int = Field(30, ge=1, description="rounds of training (T)")
     evaluate_every: int = Field(1, ge=1, description="rounds between two tests of all clients")
     device: str = Field("cpu", description="cpu, cuda or cuda:0")
@@ -90,6 +99,7 @@ class Base(Table):
     data: DataTable = DataTable()
     topology: TopologyTable = TopologyTable()
     model: ModelTable = ModelTable()
+    options: OptionsTable = OptionsTable()
 
 
 METHOD_TABLES = {name: table_of(cls, leave_out=["clusters"]) for name, cls in METHODS.items()}
@@ -97,8 +107,39 @@ _tables: dict[str, Any] = {name: (table, table()) for name, table in {"sgd": tab
 Config: type[Base] = create_model("Config", __base__=Base, **_tables)
 
 
+STEPS = ("begin", "round", "finish", "predict")  # of every method
+NEWCOMER_STEPS = ("share", "join")
+
+
+def method_class(config: Base) -> type[Any]:
+    """The class of a method of ours, or of one that is given as module:Class."""
+    if config.method in METHODS:
+        return METHODS[config.method]
+    if ":" not in config.method:
+        raise ConfigError(f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}")
+    found = named("method", config.method, ConfigError)
+    if not isinstance(found, type) or not dataclasses.is_dataclass(found) or "clusters" not in {f.name for f in dataclasses.fields(found)}:
+        raise ConfigError(f"method = '{config.method}': expected a dataclass whose fields are its options, with 'clusters' among them.")
+    needed = [*STEPS, *(NEWCOMER_STEPS if config.holdout_clients else ())]
+    if missing := [step for step in needed if not callable(getattr(found, step, None))]:
+        raise ConfigError(f"method = '{config.method}': the class lacks {', '.join(missing)}; a method has {', '.join(needed)}.")
+    return found
+
+
 def method_options(config: Base) -> dict[str, Any]:
-    return dict(getattr(config, config.method))
+    return dict(getattr(config, config.method) if config.method in METHODS else _own_options(config))
+
+
+def _own_options(config: Base) -> Table:
+    """The table `options` as the fields of the user's class."""
+    try:
+        table = create_model("Own", __base__=Table, options=(table_of(method_class(config), leave_out=["clusters"]), ...))
+        options: Table = table.model_validate({"options": config.options.model_dump()}).options  # type: ignore[attr-defined]
+    except ValidationError as error:
+        raise ConfigError(sentence(error, table)) from None
+    except (NameError, PydanticUserError) as error:
+        raise ConfigError(f"method = '{config.method}': the types of its fields cannot be read: {error}") from None
+    return options
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Base:
@@ -114,9 +155,11 @@ def validate(tree: Mapping[str, Any]) -> Base:
         config = Config.model_validate(dict(tree))
     except ValidationError as error:
         raise ConfigError(sentence(error)) from None
-    if config.method not in METHODS:
-        raise ConfigError(f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}")
-    return config
+    method_class(config)
+    if config.method in METHODS:
+        return config
+    options = _own_options(config).model_dump(exclude_none=True, by_alias=True)
+    return config.model_copy(update={"options": OptionsTable(**options)})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -158,26 +201,33 @@ EXPECTED = {
 }
 
 
-def sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError, root: type[Table] = Config) -> str:
     """The first thing that is wrong, to a person."""
     first, more = error.errors()[0], error.error_count() - 1
     key = ".".join(str(part) for part in first["loc"])
     rest = f" ({more} more {'key is' if more == 1 else 'keys are'} wrong.)" if more else ""
     if first["type"] in ("extra_forbidden", "invalid_key"):
-        known = _keys_beside(first["loc"])
-        return f"Unknown key '{key}': {nearest(str(first['loc'][-1]), known)}{rest}"
-    return f"{key} = {_shown(first['input'])}: expected {_expected(first)}.{rest}"
+        return f"Unknown key '{key}': {_elsewhere(first['loc']) or nearest(str(first['loc'][-1]), _keys_beside(first['loc'], root))}{rest}"
+    if first["type"] == "missing":
+        return f"The key '{key}' is missing: it has no default.{rest}"
+    return f"{key} = {_shown(first['input'])}: expected {_expected(first, root)}.{rest}"
 
 
-def _expected(error: Any) -> str:
+def _expected(error: Any, root: type[Table]) -> str:
     if error["type"] == "model_type":
-        return f"a table with the keys {', '.join(_keys_beside([*error['loc'], 'any']))}"
+        return f"a table with the keys {', '.join(_keys_beside([*error['loc'], 'any'], root))}"
     words: str = error["msg"].removeprefix("Input should be ")
     return EXPECTED.get(error["type"]) or (f"a number {words}" if words.startswith(("greater", "less")) else words)
 
 
-def _keys_beside(place: Sequence[int | str]) -> list[str]:
-    table: Any = Config
+def _elsewhere(place: Sequence[int | str]) -> str:
+    """Of an option that other methods have: whose it is."""
+    owners = [method for method in METHOD_TABLES if place[0] in METHOD_TABLES and place[-1] in _keys_beside([method, "any"])]
+    return f"'{place[-1]}' belongs to {', '.join(owners)}." if owners else ""
+
+
+def _keys_beside(place: Sequence[int | str], root: type[Table] = Config) -> list[str]:
+    table: Any = root
     for part in place[:-1]:
         table = table.model_fields[str(part)].annotation
     return [field.alias or name for name, field in table.model_fields.items()]
@@ -196,7 +246,10 @@ def as_dict(config: Base) -> dict[str, Any]:
 
 
 def config_hash(config: Base) -> str:
-    return hashlib.sha256(json.dumps(as_dict(config), sort_keys=True).encode()).hexdigest()
+    """Of all that the run depends on: the tables of other methods may change."""
+    others = {*METHODS, "options"} - {config.method if config.method in METHODS else "options"}
+    tree = {key: value for key, value in as_dict(config).items() if key not in others}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def as_toml(config: Base) -> str:

@@ -13,8 +13,10 @@ from fedspd.metrics import Spread, purity, switched_clients
 from fedspd.record import Json, Record
 
 
-def round_event(t: int, rate: float, report: RoundReport, measures: Measures | None) -> Json:
-    event: Json = {"event": "round", "round": t, "lr": rate, "steps": report.steps}
+def round_event(t: int, rate: float | None, report: RoundReport, measures: Measures | None) -> Json:
+    event: Json = {"event": "round", "round": t, "steps": report.steps}
+    if rate is not None:
+        event["lr"] = rate
     event["traffic"] = [traffic.as_json() for traffic in report.traffic]
     event["bytes"] = {
         "multicast": sum(traffic.multicast_bytes for traffic in report.traffic),
@@ -80,6 +82,7 @@ def summary(record: Record, digests: list[str]) -> Json:
         "accuracy": _spread(final),
         "accuracy_before_final_phase": _spread(before),
         "clients": {"accuracy": final["accuracy"], "test_loss": final["test_loss"], "mixture": final.get("mixture")},
+        "newcomers": None if "newcomers" not in final else {**final["newcomers"], "accuracy": _spread(final["newcomers"])},
         "purity": final.get("purity"),
         "consensus": final.get("consensus"),
         "models_sent": sum(len(t["models"]) for e in rounds for t in e["traffic"]),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedspd import models, topology
-from fedspd.algorithms import METHODS
-from fedspd.config import Base, as_dict, as_toml, config_hash, load, method_options, validate
+from fedspd.config import Base, as_dict, as_toml, config_hash, load, method_class, method_options, validate
+from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError, RecordError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, Loss, Sgd, cross_entropy, keyed_randomness, squared_error
@@ -28,9 +29,10 @@ from fedspd.data.federation import Federation
 from fedspd.data.mixtures import federate
 from fedspd.data.own import resolve
 from fedspd.data.sources import Source
-from fedspd.engines.block import BlockRunner, Plan
+from fedspd.engines.block import BlockRunner, Plan, Truth
 from fedspd.engines.simulator import Simulator
-from fedspd.events import round_event, summary
+from fedspd.events import measured, round_event, summary
+from fedspd.newcomers import attached, welcome
 from fedspd.record import Json, Record
 
 Listener = Callable[[Json], None]
@@ -47,6 +49,7 @@ class Experiment:
     federation: Federation
     topology: topology.Topology
     plan: Plan
+    newcomers: Plan | None  # clients that join after training
 
 
 def build(config: Base, data: Any = None, model: ModelFactory | None = None) -> Experiment:
@@ -56,19 +59,27 @@ def build(config: Base, data: Any = None, model: ModelFactory | None = None) -> 
     federation = _federation(config, data, key)
     if config.clusters > (fewest := int(np.diff(federation.train.start).min())):
         raise ConfigError(f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most one cluster per example.")
-    algorithm = METHODS[config.method](clusters=config.clusters, **method_options(config))
-    server = network.at(1).server
-    train, test = (replace(federation.block(range(config.clients), part), server=server) for part in ("train", "test"))
-    truth = [federation.train.truth[low:high] for low, high in zip(federation.train.start, federation.train.start[1:], strict=False)]
-    plan = Plan(algorithm, _learner(config, federation, model), train, test, truth, federation.distributions, key)
-    return Experiment(config, federation, network, plan)
+    algorithm = method_class(config)(clusters=config.clusters, **method_options(config))
+    plan = Plan(algorithm, _learner(config, federation, model), *_blocks(config, federation, network), federation.distributions, key)
+    last = config.clients + config.holdout_clients
+    newcomers = plan.part(range(config.clients, last)) if config.holdout_clients else None
+    return Experiment(config, federation, network, plan.part(range(config.clients)), newcomers)
+
+
+def _blocks(config: Base, federation: Federation, network: topology.Topology) -> tuple[Block, Block, Truth]:
+    """Training and test examples of every client, newcomers included, and the truth of the former."""
+    server, start = network.at(1).server, federation.train.start
+    blocks = (federation.block(range(federation.clients), part) for part in ("train", "test"))
+    train, test = (replace(block, network=config.clients, server=server) for block in blocks)
+    return train, test, [federation.train.truth[low:high] for low, high in pairwise(start)]
 
 
 def _federation(config: Base, data: Any, key: Key) -> Federation:
     source = resolve(config.data.name if data is None else data)
     second = resolve(config.data.second) if config.data.second is not None else None
-    examples = config.data.examples or _usual_examples(source, config.clients)
-    return federate(source, config.data.options(config.clients, examples), key.of("data"), second)
+    clients = config.clients + config.holdout_clients
+    examples = config.data.examples or _usual_examples(source, clients)
+    return federate(source, config.data.options(clients, examples), key.of("data"), second)
 
 
 def _usual_examples(source: Source, clients: int) -> int:
@@ -287,12 +298,20 @@ def _rounds(experiment: Experiment, engine: Simulator, record: Record, done: int
 
 def _final_phase(experiment: Experiment, engine: Simulator, record: Record, listener: Listener) -> None:
     t = experiment.config.rounds + 1
+    joined = {"newcomers": _newcomers(experiment, engine, t)} if experiment.newcomers else {}
     report = engine.finish(t)
-    event = {**round_event(t, experiment.plan.learner.sgd.rate(t), report, engine.measure()), "event": "final"}
+    event = {**round_event(t, None, report, engine.measure()), "event": "final", **joined}
     record.append(event)
     with record.checkpoint(t, {"round": t}) as folder:
         engine.save(folder)
     listener(event)
+
+
+def _newcomers(experiment: Experiment, engine: Simulator, t: int) -> Json:
+    assert experiment.newcomers is not None
+    graph = attached(experiment.topology.at(t - 1), experiment.newcomers.clients, Key(experiment.config.seed))
+    measures, sent = welcome(experiment.newcomers, graph, engine.shared(), t)
+    return {**measured(measures), **sent}
 
 
 # ---- what comes out
@@ -317,6 +336,10 @@ class Result:
     def events(self) -> list[Json]:
         return list(Record(self.folder).events())
 
+    def state(self, client: int) -> Any:
+        """All that the method holds for the client at the end, such as centers_CSP with C = 1."""
+        return self._runner(client).state
+
     def predict(self, client: int, x: Tensor) -> Tensor:
         """What client's own model says of x, scaled as its training examples were."""
         runner = self._runner(client)
@@ -324,7 +347,7 @@ class Result:
 
     def model(self, client: int) -> nn.Module:
         """The client's own model as an ordinary module."""
-        state, learner = self._runner(client).state, self.experiment.plan.learner
+        state, learner = self.state(client), self.experiment.plan.learner
         vector = getattr(state, "personal_CP", getattr(state, "model_CP", None))
         if vector is None:
             raise ConfigError(f"method = '{self.summary['method']}' does not end in one model per client: use Result.predict.")

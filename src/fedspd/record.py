@@ -44,13 +44,15 @@ class Record:
     def create(cls, folder: Path) -> "Record":
         _refuse_unless_vacant(folder)
         with disk(folder):
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        record = cls(folder).hold()
+            folder.mkdir(parents=True, exist_ok=True)
+        record = cls(folder).hold()  # makes the folder ours before there is anything else in it
         try:
             _refuse_unless_vacant(folder)  # nor has somebody else begun a run here while we waited
         except RecordError:
             record.release()
             raise
+        with disk(folder):
+            (folder / "checkpoints").mkdir(exist_ok=True)
         return record
 
     @classmethod

@@ -26,7 +26,7 @@ class Network:
         options = {"factory": lambda: nn.Linear(x[0].shape[1], 1, bias=False), "loss": squared_error, "dtype": torch.float64}
         self.algorithm, self.graph, self.key = algorithm, graph, Key(seed)
         self.learner = Learner(sgd=sgd, **{**options, **learner})
-        self.data = Block(range(len(y)), len(y), x, y, max(len(own) for own in y))
+        self.data = Block(range(len(y)), len(y), x, y, max(len(own) for own in y), graph.server)
         self.simulator = Simulator(Plan(algorithm, self.learner, self.data, self.data, [], 0, self.key))
         self.simulator.begin()
 

@@ -1,15 +1,19 @@
-"""FedAvg and training alone, by hand; and FedSPD where it must be FedAvg: with one cluster, and in its warm-up.
+"""FedAvg, by hand; and FedSPD and FedEM where they must be FedAvg: with one cluster, and in FedSPD's warm-up.
 
 Shapes: C clients, P numbers in a model.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedspd.algorithms.fedavg import FedAvg
+from fedspd.algorithms.fedem import FedEM
 from fedspd.algorithms.fedspd import FedSPD
 from fedspd.algorithms.local import Local
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.learner import Sgd, cross_entropy
 
@@ -89,3 +93,23 @@ def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_ever
             assert torch.equal(centers_CSP[:, s], model_CP)
     after = warm.run(4, first=4).state.centers_CSP
     assert not torch.equal(after[:, 0], after[:, 1])
+
+
+def test_fedem_with_one_cluster_is_fedavg_to_the_bit(network, ring):
+    averaged = images(network, FedAvg(), ring, Sgd(batch=8)).run(4).state
+    mixed = images(network, FedEM(clusters=1), ring, Sgd(batch=8)).run(4).state
+    assert torch.equal(mixed.centers_CSP[:, 0], averaged.model_CP)
+    torch.testing.assert_close(mixed.loss_C, averaged.loss_C.double())
+
+
+def test_a_newcomer_starts_from_the_mean_of_its_neighbours_and_finetunes(network):
+    """Models 1 and 3 are heard, 100 is not: 2; then one step of 0.1 towards y = 12."""
+    net = path_of_three(network, FedAvg(finetune=1))
+    net.state = type(net.state)(column(1, 3, 100), net.state.loss_C)
+    cluster_CK, model_CKP = net.algorithm.share(net.state)
+    heard = Exchange(cluster_CK, model_CKP, torch.ones(3, 1), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], heard, np.arange(3))
+    newcomer = Block([3], 4, [column(1)], [column(12)], 1)
+    state = net.algorithm.join(net.learner, newcomer, around, net.key.at(1))
+    assert state.model_CP.item() == pytest.approx(2)
+    assert net.algorithm.finish(net.learner, state, newcomer, net.key.at(1)).model_CP.item() == pytest.approx(3)

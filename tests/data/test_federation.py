@@ -119,3 +119,11 @@ def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
     assert len({manifest["hash"] for manifest in manifests}) == 4
     assert federate(SOURCE, options, Key(0)).manifest == manifests[0]
     assert manifests[0]["clients"][0]["train"]["sha256"] != manifests[1]["clients"][0]["train"]["sha256"]
+
+
+def test_a_source_of_float64_stays_float64():
+    x, y = np.linspace(0, 1, 40).reshape(20, 2), np.linspace(1, 2, 20)
+    source = Source("exact", Examples(x, y), Examples(x, y), 0)
+    part = federate(source, MixtureOptions(mixture="iid", clients=2, examples=4), Key(0)).train
+    assert part.x.dtype == part.y.dtype == torch.float64
+    assert set(part.y.tolist()) <= set(y.tolist())

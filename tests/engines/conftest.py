@@ -62,7 +62,7 @@ def _main(arguments: list[str], log: Path) -> None:
     os.setpgid(0, 0)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(log / name, os.O_CREAT | os.O_WRONLY), stream)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # in place of pytest's own
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))  # in place of pytest's own
     sys.argv = ["fedspd", *arguments]
     main.main()
 
@@ -99,9 +99,9 @@ class Lab:
         out = self.folder / f"run-{len(self.commands)}"
         return self.start("run", *TINY, *settings, "--out", out, "--workers", workers), out
 
-    def whole(self, *settings: str) -> Result:
+    def whole(self, *settings: str, out: Path | None = None) -> Result:
         """The same run without interruption, by one worker."""
-        return fedspd.run(fedspd.load(overrides=[*TINY, *settings]))
+        return fedspd.run(fedspd.load(overrides=[*TINY, *settings]), out=out)
 
     def resumed(self, out: Path, workers: int = 1) -> Result:
         return fedspd.run(out=out, resume=True, workers=workers)
@@ -111,7 +111,7 @@ class Lab:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.001)
+            time.sleep(0.002)
 
     @staticmethod
     def cpu_seconds(pid: int) -> float:

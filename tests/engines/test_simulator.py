@@ -35,7 +35,7 @@ def test_one_two_and_three_workers_give_the_same_result(method):
     assert outcome(config, 3) == one
 
 
-def test_more_workers_than_clients(method="fedspd"):
+def test_more_workers_than_clients():
     config = TINY | {"clients": 3, "rounds": 2}
     assert outcome(config, 5) == outcome(config, 1)
 

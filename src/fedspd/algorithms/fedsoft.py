@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -55,9 +56,7 @@ class FedSoft:
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         offered_CKP = trained_CP[:, None].expand(-1, vote_CK.shape[1], -1)
         neighbourhood = yield Exchange(vote_CK, offered_CKP, data.counts_C[:, None].expand_as(vote_CK), all_CS)
-        centers_CSP = neighbourhood.mean_or_kept(state.centers_CSP)
-        loss_C = learner.losses(trained_CP[:, None], data).sum((1, 2)) / data.counts_C
-        return replace(state, model_CP=trained_CP, centers_CSP=centers_CSP, loss_C=loss_C)
+        return measured(learner, replace(state, model_CP=trained_CP, centers_CSP=neighbourhood.mean_or_kept(state.centers_CSP)), data)
 
     def local_update(self, learner: Learner, state: State, data: Block, key: Key) -> Tensor:
         """f_i(w) + lambda/2 sum_s u_is ||w - c_is||^2: the sum pulls towards the weighted mean of the centers."""
@@ -86,12 +85,12 @@ class FedSoft:
         first_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         chance_C1S = (state.mixture_CS * data.counts_C[:, None])[:, None].to(state.model_CP)
         neighbourhood = yield Exchange(first_C1, chance_C1S, data.counts_C[:, None], first_C1)
-        chance_NS = neighbourhood.offers.model_CKP[:, 0].double()
-        count = min(self.select or max(1, data.network // 2), data.network)
+        chance_NS = neighbourhood.offers.model_CKP[:, 0].double().cpu()
+        count = min(self.select or max(1, data.network // 2), len(chance_NS))
         votes_CS = torch.full((len(data), self.clusters), -1)
         for s in range(self.clusters):
             picked = torch.multinomial(chance_NS[:, s], count, generator=key.of("server", s).torch())
-            votes_CS[torch.isin(torch.tensor(data.clients), picked), s] = s
+            votes_CS[np.isin(data.clients, neighbourhood.sender_ids[picked]), s] = s
         return votes_CS
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
@@ -109,4 +108,8 @@ class FedSoft:
         state = self.estimate(learner, replace(first, centers_CSP=neighbourhood.mean_or_kept(first.centers_CSP)), data)
         share_CS = (state.mixture_CS / state.mixture_CS.sum(1, keepdim=True)).to(state.centers_CSP)
         state = replace(state, model_CP=torch.einsum("cs,csp->cp", share_CS, state.centers_CSP))
-        return replace(state, model_CP=self.local_update(learner, state, data, key))
+        return measured(learner, replace(state, model_CP=self.local_update(learner, state, data, key)), data)
+
+
+def measured(learner: Learner, state: State, data: Block) -> State:
+    return replace(state, loss_C=learner.losses(state.model_CP[:, None], data).sum((1, 2)) / data.counts_C)

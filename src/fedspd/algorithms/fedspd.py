@@ -45,7 +45,9 @@ class FedSPD:
         Literal["mixture", "uniform"],
         Field(description="mixture: cluster s with probability u_is; uniform: clients split evenly at random (authors' code)"),
     ] = "mixture"
-    first_round: Annotated[Literal["one", "all"], Field(description="clusters that a client trains in round 1; all: authors' code")] = "one"
+    first_round: Annotated[
+        Literal["one", "all"], Field(description="clusters that a client trains in its first round (after any warm-up); all: authors' code")
+    ] = "one"
     init: Annotated[
         Literal["cluster", "same", "own"],
         Field(description="first models: one draw per cluster, one draw for all, or one per client and cluster (authors' code)"),
@@ -53,8 +55,8 @@ class FedSPD:
     warmup: Annotated[int, Field(ge=0, description="rounds of one shared model, which is then split into S")] = 0
     align_every: Annotated[int, Field(ge=0, description="rounds between two alignments of cluster labels; 0: never")] = 10
     final_epochs: Annotated[int, Field(ge=0, description="epochs of the final phase (tau_final; CIFAR in the paper: 30)")] = 10
-    final_rate: Annotated[float, Field(gt=0, description="its learning rate, as a part of sgd.lr")] = 0.5
-    final_decay: Annotated[float, Field(gt=0, le=1, description="factor on that rate every 3 epochs")] = 0.8
+    final_rate: Annotated[float, Field(gt=0, description="learning rate of the final phase, as a part of sgd.lr")] = 0.5
+    final_decay: Annotated[float, Field(gt=0, le=1, description="factor on the final phase's learning rate every 3 epochs")] = 0.8
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S = len(data), self.clusters
@@ -77,7 +79,8 @@ class FedSPD:
             return (yield from self._shared_round(learner, state, data, key))
         chosen_CK = self.choose(state, data, key)  # step 1: local training
         trained_CKP = self.local_update(learner, state, data, chosen_CK, key)
-        aligning = self.align_every > 0 and key.round % self.align_every == 0
+        # a server tells a client means, not whose labels they follow
+        aligning = self.align_every > 0 and key.round % self.align_every == 0 and not data.server
         want_CM = torch.arange(self.clusters).expand(len(data), -1) if aligning else chosen_CK
         weight_CK = torch.stack([(state.assignment_CE == chosen[:, None]).sum(1) for chosen in chosen_CK.T], 1)
         neighbourhood = yield Exchange(chosen_CK, trained_CKP, weight_CK, want_CM, state.note_C)  # step 2: exchange

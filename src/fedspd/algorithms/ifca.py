@@ -59,7 +59,7 @@ class IFCA:
 
 def choose(learner: Learner, centers_CSP: Tensor, data: Block) -> State:
     """The cluster whose center has the least mean loss over all examples of the client; ties to the lowest label."""
-    loss_CS = learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf).sum(2) / data.counts_C[:, None]
+    loss_CS = learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf).sum(2) / data.counts_C[:, None]
     chosen_C = loss_CS.argmin(1)
     mixture_CS = torch.nn.functional.one_hot(chosen_C, centers_CSP.shape[1]).double()
     assignment_CE = torch.where(data.present_CE, chosen_C[:, None], -1)

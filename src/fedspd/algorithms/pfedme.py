@@ -48,7 +48,7 @@ class PFedMe:
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         neighbourhood = yield Exchange(only_C1, w_CP[:, None], data.counts_C[:, None], only_C1)
         mean_CP = neighbourhood.mean(only_C1).model_CMP[:, 0]
-        w_CP = (1 - self.beta) * state.model_CP + self.beta * mean_CP
+        w_CP = towards(learner, state.model_CP, mean_CP, self.beta)  # (1 - beta) w_i + beta mean
         return measured(learner, w_CP, theta_CP, data)
 
     def local_update(self, learner: Learner, w_CP: Tensor, data: Block, key: Key) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class PFedMe:
         for r in range(self.R or self.usual_R(learner, data, key)):
             batch_CE = draw_batches(learner, data, key.of("batch", r))
             theta_CP = self.solve(learner, theta_CP, w_CP, data, batch_CE, key.of("train", r))
-            w_CP = w_CP - eta * self.lambda_ * (w_CP - theta_CP)
+            w_CP = towards(learner, w_CP, theta_CP, eta * self.lambda_)  # w_i - eta lambda (w_i - theta)
         return w_CP, theta_CP
 
     def solve(self, learner: Learner, theta_CP: Tensor, w_CP: Tensor, data: Block, batch_CE: Tensor, key: Key) -> Tensor:
@@ -88,6 +88,12 @@ class PFedMe:
 
 def measured(learner: Learner, w_CP: Tensor, theta_CP: Tensor, data: Block) -> State:
     return State(w_CP, theta_CP, learner.losses(theta_CP[:, None], data).sum((1, 2)) / data.counts_C)
+
+
+def towards(learner: Learner, start_CP: Tensor, goal_CP: Tensor, step: float) -> Tensor:
+    """start + step (goal - start) for what is trained. A step may exceed 1, which makes a variance negative: buffers take the goal's."""
+    moved_CP = (1 - step) * start_CP + step * goal_CP
+    return torch.cat([moved_CP[:, : learner.weights], goal_CP[:, learner.weights :]], 1)
 
 
 def draw_batches(learner: Learner, data: Block, key: Key) -> Tensor:

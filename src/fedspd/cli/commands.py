@@ -16,6 +16,7 @@ from fedspd.algorithms import METHODS
 from fedspd.cli.progress import Progress
 from fedspd.config import METHOD_TABLES, load
 from fedspd.core.errors import ConfigError
+from fedspd.estimate import estimate
 from fedspd.record import Json
 from fedspd.report import pages
 from fedspd.trackers import TensorBoard
@@ -26,12 +27,30 @@ def run(settings: list[str], out: Path | None, resume: Path | None, workers: int
         raise ConfigError("--resume continues a run as it was started: give no config, no values and no --out with it.")
     path, overrides = _split(settings)
     config = None if resume else load(path, overrides)
-    folder = resume or out or _new_folder(f"{config.method}-{Path(config.data.name).stem}" if config else "run")
+    folder = resume or out or _new_folder(f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run")
     with _resumable(folder), Progress(as_json) as progress:
         listeners = [progress.listen, *([TensorBoard(folder / "tensorboard").listen] if tensorboard else [])]
         result = experiment.run(config, out=folder, resume=resume is not None, workers=workers, listener=_all(listeners))
         pages.write_figures([folder], folder / "figures")
     _show({result.summary["method"]: result.summary}, folder, as_json)
+
+
+def dry_run(settings: list[str], workers: int, as_json: bool) -> None:
+    path, overrides = _split(settings)
+    found = estimate(experiment.build(load(path, overrides)), workers)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("", "estimate", title="What the run will cost", title_justify="left")
+    table.add_row("clients, rounds", f"{found['clients']:,}, {found['rounds']:,}")
+    table.add_row("numbers in a model", f"{found['numbers_in_a_model']:,}")
+    for part, count in found["memory"].items():
+        table.add_row(f"memory: {part}", f"{count / 1e6:,.0f} MB")
+    for kind, count in found["bytes"].items():
+        table.add_row(f"sent, {kind.replace('_', ' ')}", f"{count / 1e6:,.1f} MB")
+    table.add_row("gradient steps", f"{found['steps']:,}")
+    table.add_row(f"time with {workers} workers", f"{found['seconds']:,.0f} s")
+    Console().print(table, f"From {found['from']}.")
 
 
 def demo(out: Path | None, workers: int, as_json: bool) -> None:

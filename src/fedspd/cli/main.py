@@ -29,6 +29,9 @@ app.add_typer(topology.app, name="topology")
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="a TOML file, then values on top of it")]
 Workers = Annotated[int, typer.Option(min=1, help="processes; results do not depend on it")]
 AsJson = Annotated[bool, typer.Option("--json", help="end with one line of JSON on standard output")]
+Methods = Annotated[str | None, typer.Option(help="names with commas between them; default: all")]
+Seeds = Annotated[int, typer.Option(help="repetitions, each with a split and a graph of its own")]
+Together = Annotated[Path | None, typer.Option("--out", help="folder of all runs and the report; the same one again continues it")]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -39,12 +42,58 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="continue the run in this folder")] = None,
     workers: Workers = CORES,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files into the run folder")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only estimate memory, bytes, gradient steps and time")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every client of a network as a config says."""
     from fedspd.cli import commands
 
-    commands.run(settings or [], out, resume, workers, tensorboard, as_json)
+    if dry_run:
+        commands.dry_run(settings or [], workers, as_json)
+    else:
+        commands.run(settings or [], out, resume, workers, tensorboard, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def compare(
+    settings: Settings = None,
+    methods: Methods = None,
+    seeds: Seeds = 3,
+    out: Together = None,
+    workers: Workers = CORES,
+    as_json: AsJson = False,
+) -> None:
+    """Several methods on the same data, graph and budget, over several seeds, with a report."""
+    from fedspd.cli import compare
+
+    compare.compare(settings or [], methods, seeds, out, workers, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def sweep(
+    settings: Settings = None,
+    methods: Methods = None,
+    seeds: Seeds = 3,
+    out: Together = None,
+    workers: Workers = CORES,
+    as_json: AsJson = False,
+) -> None:
+    """The same for every point of a grid: a key with several values, as topology.degree=2,4,6, is swept."""
+    from fedspd.cli import compare
+
+    compare.sweep(settings or [], methods, seeds, out, workers, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of compare and sweep")],
+    out: Annotated[Path | None, typer.Option(help="folder; default: that of the one comparison, else ./report")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The report of any runs, from their records alone."""
+    from fedspd.cli import compare
+
+    compare.report(runs, out, as_json)
 
 
 @app.command()

@@ -17,6 +17,7 @@ class Progress:
         self.bar = Bar(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.console)
         self.live = self.console.is_terminal and not as_json
         self.rounds, self.told = 0, -1
+        self.alarms: set[str] = set()
 
     def __enter__(self) -> "Progress":
         return self
@@ -32,9 +33,18 @@ class Progress:
             if self.live:
                 self.bar.start()
             return
+        for alarm in event.get("alarms", []):
+            self._sound(event["round"], alarm)
         self.bar.update(self.task, completed=event["round"], note=_note(event))
         if not self.live:
             self._line(event)
+
+    def _sound(self, round: int, alarm: str) -> None:
+        """Each kind of alarm once, when it is first raised."""
+        kind = alarm.split(" at ")[0]
+        if kind not in self.alarms:
+            self.alarms.add(kind)
+            self.console.print(f"round {round}: {alarm}", style="yellow", markup=False, highlight=False)
 
     def _line(self, event: Json) -> None:
         """About ten lines for a run, however long."""

@@ -22,7 +22,8 @@ class Algorithm(Protocol[State]):
     loss_C, mixture_CS, assignment_CE (-1 where there is no example), centers_CSP.
     """
 
-    clusters: int
+    @property
+    def clusters(self) -> int: ...
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State: ...
 

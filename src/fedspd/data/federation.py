@@ -45,8 +45,8 @@ class Deal:
 class Part:
     """Training or test examples of all clients; client i owns the rows start[i]:start[i + 1].
 
-    x      [N, ...] float32; images are scaled from 0..255 to [-1, 1]
-    y      [N] int64 labels, or float32 targets of a regression
+    x      [N, ...] float32, or float64 where the source is; images are scaled from 0..255 to [-1, 1]
+    y      [N] int64 labels, or targets of a regression, float32 or float64
     truth  [N] the distribution that each example came from: for metrics only
     """
 
@@ -85,11 +85,15 @@ def _rows(start: Indices, client: int) -> slice:
     return slice(int(start[client]), int(start[client + 1]))
 
 
+def _float_like(numbers: NDArray[Any]) -> type[np.floating[Any]]:
+    return np.float64 if numbers.dtype == np.float64 else np.float32
+
+
 def gather(originals: Sequence[Examples], distributions: Sequence[Distribution], deal: Deal) -> Part:
     """The dealt originals as examples of their distributions. All have the shape of the first source's."""
     shape = originals[0].x.shape[1:]
-    y_type = np.int64 if np.issubdtype(originals[0].y.dtype, np.integer) else np.float32
-    x = np.empty((len(deal.index), *shape), dtype=np.float32)
+    y_type = np.int64 if np.issubdtype(originals[0].y.dtype, np.integer) else _float_like(originals[0].y)
+    x = np.empty((len(deal.index), *shape), dtype=_float_like(originals[0].x))
     y = np.empty((len(deal.index), *originals[0].y.shape[1:]), dtype=y_type)
     for cluster, distribution in enumerate(distributions):
         rows = np.flatnonzero(deal.truth == cluster)

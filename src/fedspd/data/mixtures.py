@@ -261,7 +261,7 @@ def _largest(fits: Callable[[int], bool], least: int, below: int) -> int:
 
 def _too_many(key: str, value: int, overdrawn: tuple[str, int, int], largest: int) -> ConfigError:
     name, asked, there = overdrawn
-    advice = f"lower {key} to {largest}" if largest else "not even the least possible number fits, so lower data.clients"
+    advice = f"lower {key} to {largest}" if largest else "not even the least possible number fits, so lower clients"
     return ConfigError(f"{key} = {value} asks for {asked} '{name}' examples for all clients together, and there are {there}: {advice}.")
 
 
@@ -317,7 +317,7 @@ def _check_sources(options: MixtureOptions, sources: Sequence[Source]) -> None:
         )
     there = sum(len(source.train.y) for source in sources)
     if options.clients > there:
-        raise ConfigError(f"data.clients = {options.clients} is more than the {there} training examples of '{sources[0].name}'.")
+        raise ConfigError(f"clients = {options.clients} is more than the {there} training examples of '{sources[0].name}'.")
     for source in sources:
         if source.classes == 0 and options.mixture not in ("rotation", "iid"):
             raise DataError(f"data.mixture = '{options.mixture}' needs class labels, and '{source.name}' is a regression: use 'iid'.")

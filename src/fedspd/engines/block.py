@@ -39,6 +39,12 @@ class Plan:
     def clients(self) -> int:
         return len(self.train)
 
+    def first(self, count: int) -> "Plan":
+        """A small network of the first clients alone."""
+        part = self.part(range(min(count, self.clients)))
+        train, test = (dataclasses.replace(block, network=len(part.train)) for block in (part.train, part.test))
+        return dataclasses.replace(part, train=train, test=test)
+
     def part(self, clients: range) -> "Plan":
         """The same plan for some of the clients."""
         rows = slice(clients.start, clients.stop)
@@ -114,6 +120,13 @@ class BlockRunner:
         plan = self.plan
         self._round = plan.algorithm.round(plan.learner, self.state, plan.train, plan.key.at(round))
         return self._advance(None)
+
+    def share(self) -> Header:
+        """Offer what a newcomer may have."""
+        cluster_CK, model_CKP = self.plan.algorithm.share(self.state)
+        weight_CK = self.plan.train.counts_C[:, None].expand_as(cluster_CK)
+        self._request = Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK)
+        return Header.of(self._request)
 
     def offer(self, buffer_NKP: Tensor) -> None:
         """Put what the block offers where every block can read it."""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedspd.core.errors import ConfigError, FedspdError, WorkerError
+from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.learner import one_thread
 from fedspd.core.ledger import Traffic, traffic
@@ -68,6 +69,17 @@ class Simulator:
         started = time.perf_counter()
         self._all("finish", round)
         return self._report(started, [])
+
+    def shared(self) -> Exchange:
+        """What every client gives to a newcomer."""
+        header = Header.joined(self._all("share"))
+        self._all("offer", header.cluster_CK.shape[1], header.size)
+        first = self.workers[0]
+        if isinstance(first, InProcess):
+            return header.with_models(first.desk.buffer_NKP)
+        assert self.memory is not None
+        shape = (*header.cluster_CK.shape, header.size)
+        return header.with_models(self.memory[: math.prod(shape)].view(shape))
 
     def measure(self) -> Measures:
         return Measures.joined(self._all("measure"))

@@ -1,15 +1,17 @@
-"""The figures of a run, from plain numbers: accuracies and shares are fractions, and what is not finite is left out.
+"""The figures of runs, from plain numbers: accuracies and shares are fractions, and what is not finite is left out.
 
 No pyplot, hence no global state: every function returns a matplotlib Figure of its own.
 
 Shapes: R rounds, N clients, S clusters, 2 coordinates.
 """
 
+import io
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import networkx as nx
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from fedspd.core.errors import RecordError
 
-Curve = tuple[list[int], list[float], list[float] | None]
+Curve = tuple[Sequence[float], list[float], list[float] | None]
 Points = NDArray[np.float64]
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow, the palest, comes last
@@ -34,12 +36,13 @@ DASHES = ("-", "--", "-.", ":")
 GREY, PALE = "#999999", "#BBBBBB"
 WIDTH = 5.0  # inches: a column of a paper
 TEXT, SMALL = 9, 8  # points
+LEGEND = 84  # letters in a line of the legend, the sample of each entry being 6
 EDGE = 1.15  # layouts fill the square from -1 to 1
 
 PIES_AT_MOST = 300  # more clients than this are drawn as dots
 CAREFUL_LAYOUT_AT_MOST = 100  # Kamada-Kawai takes time cubic in the clients
 
-_pdf_fonts = threading.Lock()
+_settings = threading.Lock()
 
 
 def accuracy_by_round(curves: dict[str, Curve], final: dict[str, tuple[float, float]] | None = None) -> Figure:
@@ -52,8 +55,7 @@ def accuracy_by_round(curves: dict[str, Curve], final: dict[str, tuple[float, fl
         gap = 0.02 * max(max(rounds) - min(rounds), 1)
         for i, method in enumerate(curves):
             _draw_final(axes, max(rounds) + (i + 2) * gap, *final.get(method, (np.nan, np.nan)), _colour(i))
-    low, high = axes.get_ylim()
-    axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(max(low, -1), min(high, 101)))
+    _label_accuracy(axes, "Round")
     _tick_rounds(axes, rounds)
     handles = list(axes.get_legend_handles_labels()[0])
     if final:
@@ -62,12 +64,44 @@ def accuracy_by_round(curves: dict[str, Curve], final: dict[str, tuple[float, fl
     return figure
 
 
+def accuracy_by_bytes(curves: dict[str, Curve]) -> Figure:
+    """curves: method -> bytes sent until then, mean, spread; of a method that sends nothing only the end is drawn."""
+    figure, (axes,) = _panels("Accuracy by bytes sent, point to point")
+    for i, (method, (sent, mean, spread)) in enumerate(curves.items()):
+        if sent[0] == sent[-1]:
+            sent, mean, spread = sent[-1:], mean[-1:], spread and spread[-1:]
+        _draw_curve(axes, method, ([count / 1e6 for count in sent], mean, spread), i)
+    _label_accuracy(axes, "Megabytes sent by all clients")
+    _legend(figure, list(axes.get_legend_handles_labels()[0]))
+    return figure
+
+
+def accuracy_by_value(axis: str, lines: dict[str, list[tuple[Any, float, float]]]) -> Figure:
+    """lines: label -> value of the axis, mean, and how far its interval reaches."""
+    figure, (axes,) = _panels(f"Accuracy by {axis}")
+    values = list(dict.fromkeys(value for line in lines.values() for value, _, _ in line))
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    place = {value: float(value) if numeric else float(i) for i, value in enumerate(values)}
+    for i, (label, line) in enumerate(lines.items()):
+        x, mean, half = np.array([(place[value], *rest) for value, *rest in line]).T
+        style: dict[str, Any] = {"color": _colour(i), "linestyle": _dash(i), "marker": "o", "markersize": 4, "linewidth": 1.5, "capsize": 3}
+        axes.errorbar(x, 100 * mean, yerr=100 * np.nan_to_num(half), label=label, **style)
+    axes.set_xticks([place[value] for value in values], [str(value) for value in values])
+    _label_accuracy(axes, axis)
+    _legend(figure, list(axes.get_legend_handles_labels()[0]))
+    return figure
+
+
+def _label_accuracy(axes: Axes, xlabel: str) -> None:
+    low, high = axes.get_ylim()
+    axes.set(xlabel=xlabel, ylabel="Test accuracy (%)", ylim=(max(low, -1), min(high, 101)))
+
+
 def _draw_curve(axes: Axes, method: str, curve: Curve, i: int) -> None:
     rounds, mean, spread = (np.asarray(part, dtype=float) for part in (curve[0], curve[1], curve[2] or [0.0] * len(curve[0])))
     kept = np.isfinite(mean)
     rounds, mean, spread = rounds[kept], 100 * mean[kept], 100 * np.nan_to_num(spread[kept])
-    dash = DASHES[(i + i // len(PALETTE)) % len(DASHES)]
-    axes.plot(rounds, mean, color=_colour(i), linestyle=dash, marker=_marker(rounds), markersize=4, label=method)
+    axes.plot(rounds, mean, color=_colour(i), linestyle=_dash(i), marker=_marker(rounds), markersize=4, label=method)
     if curve[2] is not None:
         axes.fill_between(rounds, mean - spread, mean + spread, color=_colour(i), alpha=0.15, linewidth=0)
 
@@ -213,7 +247,7 @@ def _panels(title: str, count: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, panels[:count]
 
 
-def _tick_rounds(axes: Axes, rounds: list[int]) -> None:
+def _tick_rounds(axes: Axes, rounds: Sequence[float]) -> None:
     """Whole rounds only, and none beyond the last."""
     if rounds:
         ticks = MaxNLocator(nbins=6, integer=True).tick_values(min(rounds), max(rounds))
@@ -225,7 +259,8 @@ def _tick_rounds(axes: Axes, rounds: list[int]) -> None:
 def _legend(figure: Figure, handles: list[Artist], title: str | None = None) -> None:
     """Below the panels, where it can hide nothing."""
     if handles:
-        rows = -(-len(handles) // 4)
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        rows = -(-len(handles) // max(1, min(4, LEGEND // (longest + 6))))
         columns = -(-len(handles) // rows)
         style = {"fontsize": SMALL, "title_fontsize": SMALL, "frameon": False}
         figure.legend(handles=handles, title=title, ncols=columns, loc="outside lower center", **style)
@@ -240,8 +275,20 @@ def _colour(i: int) -> str:
     return PALETTE[i % len(PALETTE)]
 
 
+def _dash(i: int) -> str:
+    return DASHES[(i + i // len(PALETTE)) % len(DASHES)]
+
+
 def _cluster(s: int) -> str:
     return f"cluster {s}"
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure on a transparent ground, as text; the same figure is the same text."""
+    part = io.BytesIO()
+    with _settings, matplotlib.rc_context({"svg.hashsalt": "fedspd"}):
+        figure.savefig(part, format="svg", transparent=True, metadata={"Date": None})
+    return part.getvalue()
 
 
 def save(figure: Figure, folder: Path | str, name: str) -> list[Path]:
@@ -254,7 +301,7 @@ def _save(figure: Figure, path: Path, kind: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # fonts as TrueType, since many publishers refuse Type 3; no date, so that the same figure is the same file
-        with _pdf_fonts, matplotlib.rc_context({"pdf.fonttype": 42}):
+        with _settings, matplotlib.rc_context({"pdf.fonttype": 42}):
             figure.savefig(part, format=kind, dpi=150, metadata={"CreationDate": None} if kind == "pdf" else None)
         part.replace(path)
     except OSError as error:

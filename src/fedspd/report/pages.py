@@ -1,15 +1,25 @@
-"""Figures and tables of runs, from their records alone."""
+"""Figures, tables and pages of runs, from their records alone."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedspd.metrics import relabelling
-from fedspd.record import Json, Record
-from fedspd.report import figures
+from fedspd.record import Json, Record, disk
+from fedspd.report import figures, html, tables
+from fedspd.report.comparison import Comparison, Interval, Row, compare, lines
+from fedspd.report.runs import comparable, gather, spot
+from fedspd.report.tables import megabytes, percent
 
 Curve = tuple[list[int], list[float], list[float] | None]
+Figures = dict[str, Figure]
+CURVES_AT_MOST = 8  # in one figure
 
 
 def table(summaries: dict[str, Json]) -> Table:
@@ -25,28 +35,25 @@ def table(summaries: dict[str, Json]) -> Table:
     return shown
 
 
-def percent(part: float | None) -> str:
-    return "-" if part is None else f"{100 * part:.1f}"
-
-
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f}"
+# ---- the figures of some runs
 
 
 def write_figures(runs: list[Path], folder: Path) -> list[Path]:
     """Accuracy by round and box plot over all runs; the graph and the mixtures over time of the first that has them."""
     records = {_name(run): Record.open(run) for run in runs}
-    folder.mkdir(parents=True, exist_ok=True)
-    made = []
     curves = {name: curve for name, record in records.items() if (curve := _curve(record))[0]}
     finals = {name: record.read("result.json") for name, record in records.items()}
     scores = {name: result["clients"]["accuracy"] for name, result in finals.items() if None not in result["clients"]["accuracy"]}
+    made: Figures = {}
     if scores:
         ends = {name: (finals[name]["accuracy"]["mean"], finals[name]["accuracy"]["std"]) for name in scores}
-        made += figures.save(figures.accuracy_by_round({n: c for n, c in curves.items() if n in scores}, ends), folder, "accuracy-by-round")
-        made += figures.save(figures.client_boxes(scores), folder, "clients")
-    made += _network(next(iter(records.values())), folder)
-    return made + _mixtures(next(iter(records.values())), folder)
+        made["accuracy-by-round"] = figures.accuracy_by_round({n: c for n, c in curves.items() if n in scores}, ends)
+        made["clients"] = figures.client_boxes(scores)
+    return _save(made | _network_and_mixtures(next(iter(records.values()))), folder)
+
+
+def _save(made: Figures, folder: Path) -> list[Path]:
+    return [path for name, figure in made.items() for path in figures.save(figure, folder, name)]
 
 
 def _name(run: Path) -> str:
@@ -63,10 +70,19 @@ def _curve(record: Record) -> Curve:
     return rounds, means, spreads
 
 
-def _network(record: Record, folder: Path) -> list[Path]:
+def _network_and_mixtures(record: Record) -> Figures:
+    rounds = [event for event in record.events() if event["event"] == "round" and "mixture" in event]
+    made = {"network": _network(record)}
+    if rounds:
+        made["mixtures-by-round"] = figures.mixtures_by_round([e["round"] for e in rounds], [e["mixture"] for e in rounds])
+    return made
+
+
+def _network(record: Record) -> Figure:
     edges = [(i, j) for i, j in record.read("topology.json")["list"]]
-    mixtures, truth = record.read("result.json")["clients"]["mixture"], _true_mixture(record)
-    return figures.save(figures.network(edges, mixtures, len(truth), truth if mixtures else None), folder, "network")
+    clients = record.read("result.json")["clients"]
+    mixtures, truth = clients["mixture"], _true_mixture(record)[: len(clients["accuracy"])]  # newcomers are no part of the graph
+    return figures.network(edges, mixtures, len(truth), truth if mixtures else None)
 
 
 def _true_mixture(record: Record) -> list[list[float]]:
@@ -79,9 +95,77 @@ def _true_mixture(record: Record) -> list[list[float]]:
     return [[float(share) for share in row] for row in shares[:, order]]
 
 
-def _mixtures(record: Record, folder: Path) -> list[Path]:
-    rounds = [event for event in record.events() if event["event"] == "round" and "mixture" in event]
-    if not rounds:
-        return []
-    shown = figures.mixtures_by_round([event["round"] for event in rounds], [event["mixture"] for event in rounds])
-    return figures.save(shown, folder, "mixtures-by-round")
+# ---- the report of a comparison
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Comparison:
+    """report.html, .md, .csv and .json, and figures/, of the comparable ones among the finished runs in these folders."""
+    runs, unfinished = gather(folders)
+    kept, others = comparable(runs)
+    comparison = compare(kept, unfinished + others)
+    common = _comparison_figures(comparison)
+    by_point = {} if _few(comparison) else {spot(point): _curves(_at(comparison, point)) for point in comparison.points}
+    with disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+    _save(common, out / "figures")
+    record = Record(out)
+    record.write("report.md", tables.markdown(comparison))
+    record.write("report.csv", tables.as_csv(comparison))
+    record.write("report.json", as_json(comparison))
+    record.write("report.html", html.page(comparison, common, by_point))
+    return comparison
+
+
+def as_json(comparison: Comparison) -> Json:
+    plain = {"axes": comparison.axes, "rows": [asdict(row) for row in comparison.rows], "notes": comparison.notes}
+    runs = [{"folder": str(run.folder), "method": run.method, "seed": run.seed, "point": run.point} for run in comparison.runs]
+    found: Json = json.loads(json.dumps({**plain, "alarms": comparison.alarms, "runs": runs}))
+    return found
+
+
+def _few(comparison: Comparison) -> bool:
+    """Few enough that one figure can show all their curves."""
+    return len(comparison.rows) <= CURVES_AT_MOST or not comparison.axes
+
+
+def _at(comparison: Comparison, point: Json) -> dict[str, Row]:
+    return {row.method: row for row in comparison.rows if row.point == point}
+
+
+def _comparison_figures(comparison: Comparison) -> Figures:
+    """Of a sweep the accuracy along each axis; the curves, if they are few; then the graph and the mixtures of one run."""
+    made: Figures = {}
+    for axis in comparison.axes:
+        drawn = _drawable(lines(comparison, axis))
+        if any(len(line) > 1 for line in drawn.values()):
+            made[f"accuracy-by-{axis}"] = figures.accuracy_by_value(axis, drawn)
+    if _few(comparison):
+        made |= _curves({row.label: row for row in comparison.rows})
+    return made | _network_and_mixtures(Record(comparison.example.folder))
+
+
+def _drawable(found: dict[str, list[tuple[Any, Interval]]]) -> dict[str, list[tuple[Any, float, float]]]:
+    known = {
+        name: [(value, score.mean, score.half or 0.0) for value, score in line if score.mean is not None] for name, line in found.items()
+    }
+    return {name: line for name, line in known.items() if line}
+
+
+def _curves(rows: dict[str, Row]) -> Figures:
+    shown = {name: row for name, row in rows.items() if row.curve.rounds and row.accuracy.mean is not None}
+    if not shown:
+        return {}
+    bands = {name: _band(row.curve.accuracy) for name, row in shown.items()}
+    ends = {name: (row.accuracy.mean or 0.0, row.accuracy.half or 0.0) for name, row in shown.items()}
+    clients = {name: [score for seed in row.clients for score in seed if score is not None] for name, row in shown.items()}
+    return {
+        "accuracy-by-round": figures.accuracy_by_round({name: (row.curve.rounds, *bands[name]) for name, row in shown.items()}, ends),
+        "accuracy-by-bytes": figures.accuracy_by_bytes({name: (row.curve.bytes, *bands[name]) for name, row in shown.items()}),
+        "clients": figures.client_boxes(clients),
+    }
+
+
+def _band(scores: list[Interval]) -> tuple[list[float], list[float] | None]:
+    means = [np.nan if score.mean is None else score.mean for score in scores]
+    known = any(score.half is not None for score in scores)
+    return means, [score.half or 0.0 for score in scores] if known else None

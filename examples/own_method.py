@@ -1,0 +1,60 @@
+"""A method of your own, named in a config as module:Class. Here Ditto (Li et al.; ICML 2021). C clients, P numbers in a model.
+Run it with: python own_method.py"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import fedspd
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+
+
+@dataclass(frozen=True)
+class State:
+    model_CP: Tensor  # w_i, on which the network agrees by FedAvg
+    personal_CP: Tensor  # v_i, trained on f_i(v) + lambda/2 ||v - w||^2
+
+
+@dataclass(frozen=True)
+class Ditto:
+    clusters: int = 1
+    pull: float = 0.1  # lambda
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        w_CP = learner.draw(key.of("model", 0)).repeat(len(data), 1)
+        return State(w_CP, w_CP)
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
+        only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
+        neighbourhood = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
+        return State(neighbourhood.mean(only_C1).model_CMP[:, 0], self.personalise(learner, state, data, key))
+
+    def personalise(self, learner: Learner, state: State, data: Block, key: Key) -> Tensor:
+        pull_C = torch.full((len(data),), self.pull)
+        return learner.train(state.personal_CP, data, key.of("personal"), anchor_CP=state.model_CP, pull_C=pull_C)
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        return state
+
+    def predict(self, learner: Learner, state: State, x: list[Tensor]) -> list[Tensor]:
+        return [learner.outputs(v_P, own) for v_P, own in zip(state.personal_CP, x, strict=True)]
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        w_CP = neighbourhood.mean_or_kept(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        return State(w_CP, self.personalise(learner, State(w_CP, w_CP), data, key))
+
+
+if __name__ == "__main__":
+    config = {"clients": 8, "rounds": 10, "data": {"mixture": "dirichlet"}, "sgd": {"lr": 0.1, "batch": 20}, "options": {"pull": 1.0}}
+    for method in ("own_method:Ditto", "fedavg"):
+        accuracy = fedspd.run({**config, "method": method}).accuracy
+        print(f"{method}: {accuracy.mean():.1%}, mean over {len(accuracy)} clients")

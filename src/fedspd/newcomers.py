@@ -1,0 +1,32 @@
+"""Clients that never took part: after training they hear their neighbours once, find their mixture, and make it their own."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.engines.block import BlockRunner, Measures, Plan
+from fedspd.record import Json
+
+
+def attached(graph: Graph, newcomers: int, key: Key) -> Graph:
+    """The graph with newcomers behind its clients, each with as many neighbours as a client has on average."""
+    n = graph.clients
+    degree = n if graph.server else min(n, max(1, round(float(graph.degree.mean()))))
+    links = [(n + i, int(j)) for i in range(newcomers) for j in key.of("newcomer", i).numpy().choice(n, degree, replace=False)]
+    return Graph.from_edges(n + newcomers, [*(tuple(edge) for edge in graph.edges().tolist()), *links])
+
+
+def welcome(plan: Plan, graph: Graph, offers: Exchange, round: int) -> tuple[Measures, Json]:
+    """Every newcomer of the plan joins and finishes; what they score, and what was sent to them."""
+    runner = BlockRunner(plan)
+    ids = np.arange(len(offers.cluster_CK))
+    clients = list(plan.train.clients)
+    neighbourhood = Neighbourhood.of(replace(graph, rule="uniform"), clients, offers, ids)
+    runner.state = plan.algorithm.join(plan.learner, plan.train, neighbourhood, plan.key.at(round - 1))
+    runner.finish(round)
+    models = len(neighbourhood.sender_H) * offers.cluster_CK.shape[1]
+    size = offers.model_CKP.shape[2] * offers.model_CKP.element_size()
+    return runner.measure(), {"models": models, "bytes": models * size}

@@ -1,0 +1,202 @@
+"""The report as one page: no script, no network, light and dark, on a screen of any width and on paper."""
+
+import base64
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedspd.record import Json
+from fedspd.report import figures, tables
+from fedspd.report.comparison import Comparison, Interval, Row
+from fedspd.report.runs import Run
+from fedspd.report.style import STYLE
+from fedspd.report.tables import Column
+
+CAPTIONS = {
+    "accuracy-by-round": "Mean over clients and seeds; the band is the 95 % interval over seeds, diamonds are after the final phase.",
+    "accuracy-by-bytes": "The same against everything sent so far, every neighbour getting its own copy. A lone dot sends nothing.",
+    "clients": "After the final phase: every client of every seed is a dot, the box holds the middle half.",
+    "network": "The graph of {example}; a disc is a client's estimated mixture, the ring the true one.",
+    "mixtures-by-round": "How the estimated mixtures settle: {example}.",
+}
+SWEPT = "Mean over clients and seeds, after the final phase, with the 95 % interval over seeds."
+
+
+def page(comparison: Comparison, common: Mapping[str, Figure], by_point: Mapping[str, Mapping[str, Figure]]) -> str:
+    """common: figures by name; by_point: of a large sweep, the figures of each of its points."""
+    title = _title(comparison)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p class=lead>{escape(_lead(comparison))}</p>",
+        _remarks(comparison),
+        _main_table(comparison),
+        _gallery(common, comparison.example.label),
+        *(_details(place, _gallery(shown, place)) for place, shown in by_point.items()),
+        "<h2>Clients</h2>" + _details("Accuracy of every client, mean over seeds (%)", _client_table(comparison)),
+        "<h2>What was compared</h2>" + _what(comparison),
+        "<h2>To repeat it</h2>" + _commands(comparison.runs),
+    ]
+    head = f'<meta charset=utf-8><meta name=viewport content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+    body = "\n".join(parts)
+    return f"<!doctype html>\n<html lang=en><head>{head}\n<style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
+
+
+def _title(comparison: Comparison) -> str:
+    methods = dict.fromkeys(row.method for row in comparison.rows)
+    what = f"{len(methods)} methods" if len(methods) > 1 else next(iter(methods))
+    return f"{what} by {', '.join(comparison.axes)}" if comparison.axes else f"{what} compared"
+
+
+def _lead(comparison: Comparison) -> str:
+    config = comparison.runs[0].config
+    seeds = len({run.seed for run in comparison.runs})
+    facts = [f"data {config['data']['name']}, {config['data']['mixture']}"]
+    for name in ("clients", "clusters", "rounds"):
+        if name not in comparison.axes:
+            facts.append(f"{config[name]} {name if config[name] != 1 else name[:-1]}")
+    facts.append(f"graph {config['topology']['kind']}")
+    return "; ".join([*facts, f"{seeds} seed{'s' if seeds > 1 else ''}"]) + ". " + _best(comparison)
+
+
+def _best(comparison: Comparison) -> str:
+    known = [row for row in comparison.rows if row.accuracy.mean is not None]
+    if not known:
+        return ""
+    best = max(known, key=lambda row: row.accuracy.mean or 0.0)
+    return f"Highest accuracy: {best.label}, {tables.with_interval(best.accuracy)} %."
+
+
+def _remarks(comparison: Comparison) -> str:
+    remarks = [*comparison.notes, *comparison.alarms]
+    return f"<aside><strong>Please note</strong>{_list(map(escape, remarks))}</aside>" if remarks else ""
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+# ---- tables
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Of cells that are HTML already."""
+    body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
+    return f"<div class=wide><table><thead><tr>{''.join(head)}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+
+
+def _main_table(comparison: Comparison) -> str:
+    kept = tables.columns(comparison)
+    names = [f"<th class=name>{escape(name)}</th>" for name in [*comparison.axes, "method"]]
+    head = names + [f'<th title="{escape(column.meaning)}">{escape(column.title)}</th>' for column in kept]
+    rows = [
+        [
+            *(f"<td class=name>{escape(value)}</td>" for value in tables.places(comparison, row)),
+            f"<th class=name scope=row>{escape(row.method)}</th>",
+            *(_cell(comparison, row, column) for column in kept),
+        ]
+        for row in comparison.rows
+    ]
+    legend = _details("What the columns mean", _list(f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in kept))
+    return _table(head, rows) + "<p class=note>The best of each column is marked.</p>" + legend
+
+
+def _cell(comparison: Comparison, row: Row, column: Column) -> str:
+    text = escape(column.text(row))
+    if column.title == "against fedspd":
+        return f"<td class={_direction(row.difference)}>{text}</td>"
+    return f"<td class=best>{text}</td>" if tables.marked(comparison, row, column) else f"<td>{text}</td>"
+
+
+def _direction(difference: Interval | None) -> str:
+    """Coloured only where the interval, if there is one, leaves zero out."""
+    if difference is None or difference.mean is None or abs(difference.mean) <= (difference.half or 0.0):
+        return "even"
+    return "ahead" if difference.mean > 0 else "behind"
+
+
+def _client_table(comparison: Comparison) -> str:
+    head = ["<th>client</th>"] + [f"<th>{escape(row.label)}</th>" for row in comparison.rows]
+    count = max(len(seed) for row in comparison.rows for seed in row.clients)
+    rows = [[f"<th scope=row>{i}</th>", *(f"<td>{_client(row, i)}</td>" for row in comparison.rows)] for i in range(count)]
+    return _table(head, rows)
+
+
+def _client(row: Row, client: int) -> str:
+    scores = [seed[client] for seed in row.clients if client < len(seed)]
+    known = [score for score in scores if score is not None]
+    return tables.percent(sum(known) / len(known) if known else None)
+
+
+# ---- figures
+
+
+def _gallery(shown: Mapping[str, Figure], example: str) -> str:
+    captions = {name: CAPTIONS.get(name, SWEPT).replace("{example}", example) for name in shown}
+    return "<div class=figures>" + "".join(_figure(name, figure, captions[name]) for name, figure in shown.items()) + "</div>"
+
+
+def _figure(name: str, figure: Figure, caption: str) -> str:
+    picture = base64.b64encode(figures.svg(figure)).decode()
+    image = f'<img alt="{escape(name.replace("-", " "))}" src="data:image/svg+xml;base64,{picture}">'
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+# ---- what was compared
+
+
+def _what(comparison: Comparison) -> str:
+    runs = comparison.runs
+    methods = list(dict.fromkeys(run.method for run in runs))
+    facts = {
+        "methods": "; ".join(f"{method} ({_options(runs, method)})" if _options(runs, method) else method for method in methods),
+        "seeds": ", ".join(str(seed) for seed in sorted({run.seed for run in runs})),
+        **{
+            axis: ", ".join(dict.fromkeys(str(row.point[axis]) for row in comparison.rows if axis in row.point)) for axis in comparison.axes
+        },
+        "data": "; ".join(dict.fromkeys(f"seed {run.seed}: {run.manifest['hash'][:16]}" for run in runs)),
+        "versions": ", ".join(f"{name} {version}" for name, version in runs[0].about["versions"].items()),
+        "machine": ", ".join(str(value) for value in runs[0].about["machine"].values()),
+    }
+    rows = [[f"<th class=name scope=row>{escape(name)}</th>", f"<td class=text>{escape(text)}</td>"] for name, text in facts.items()]
+    return _table([], rows) + _details("Everything else, the same in all runs", f"<pre>{escape(_shared(comparison))}</pre>")
+
+
+def _options(runs: list[Run], method: str) -> str:
+    """The method's own, those apart that vary."""
+    run = next(run for run in runs if run.method == method)
+    table = method if method in run.config else "options"  # of a user's own method
+    return ", ".join(f"{key}={value}" for key, value in run.config.get(table, {}).items() if f"{table}.{key}" not in run.point)
+
+
+def _shared(comparison: Comparison) -> str:
+    """The config, without what differs."""
+    methods = {run.method for run in comparison.runs}
+    config = comparison.runs[0].config
+    kept = {key: value for key, value in config.items() if key not in {"method", "seed", "options", *methods}}
+    return "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in _flat(kept, comparison.axes))
+
+
+def _flat(tree: Json, leave_out: Sequence[str], above: str = "") -> Iterable[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, leave_out, f"{above}{key}.")
+        elif f"{above}{key}" not in leave_out:
+            yield f"{above}{key}", value
+
+
+def _commands(runs: list[Run]) -> str:
+    whole = dict.fromkeys(_command(run.about["command"]) for run in runs)
+    single = dict.fromkeys(shlex.join(["fedspd", "run", f"{run.folder}/config.toml"]) for run in runs)
+    return f"<pre>{escape(chr(10).join(whole))}</pre>" + _details("Each run alone", f"<pre>{escape(chr(10).join(single))}</pre>")
+
+
+def _command(words: Sequence[str]) -> str:
+    return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""

@@ -1,0 +1,196 @@
+"""Which runs can be compared: `gather` reads their records, `comparable` keeps those that have the same data."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedspd.core.errors import RecordError
+from fedspd.record import Json, Record
+
+Numbers = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A round that was tested: the mean accuracy over clients, and the point-to-point bytes sent until then."""
+
+    round: int
+    accuracy: float | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as its records tell it."""
+
+    folder: Path
+    about: Json
+    manifest: Json
+    result: Json
+    history: list[Moment]
+    point: Json  # the keys in which runs differ, besides method and seed, with their values here
+
+    @property
+    def config(self) -> Json:
+        return dict(self.about["config"])
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def label(self) -> str:
+        return f"{label(self.method, self.point)}, seed {self.seed}"
+
+
+def label(method: str, point: Json) -> str:
+    return f"{method}, {spot(point)}" if point else method
+
+
+def spot(point: Json) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.items())
+
+
+def distinct(points: Iterable[Json]) -> list[Json]:
+    return list({canonical(point): point for point in points}.values())
+
+
+def canonical(point: Json) -> str:
+    return json.dumps(point)
+
+
+def mean(numbers: Numbers) -> float | None:
+    """Of those that are known."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) / len(known) if known else None
+
+
+def gather(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The finished runs in these run and comparison folders, and a sentence about each other one."""
+    found = {folder.resolve(): (folder, point) for folder, point in _run_folders(folders)}
+    unfinished = [folder for folder, _ in found.values() if not (folder / "result.json").exists()]
+    notes = [f"'{folder}' is left out: the run is not finished." for folder in unfinished]
+    runs = [_read(folder, point) for folder, point in found.values() if folder not in unfinished]
+    if not runs:
+        raise RecordError(f"There is nothing to report: none of the {len(found)} runs is finished.")
+    return runs, notes
+
+
+def _run_folders(folders: Sequence[Path]) -> Iterator[tuple[Path, Json]]:
+    for folder in folders:
+        if (folder / "compare.json").exists():
+            points = Record(folder).read("compare.json").get("points", {})
+            yield from ((folder / name, point) for name, point in points.items())
+        else:
+            yield Record.open(folder).folder, {}
+
+
+def _read(folder: Path, point: Json) -> Run:
+    record = Record.open(folder)
+    about, manifest, result = (record.read(f"{name}.json") for name in ("run", "manifest", "result"))
+    return Run(folder, about, manifest, result, _history(record), point)
+
+
+def _history(record: Record) -> list[Moment]:
+    moments, sent = [], 0
+    for event in record.events():
+        sent += event["bytes"]["point_to_point"]
+        if event["event"] == "round" and "accuracy" in event:
+            moments.append(Moment(event["round"], mean(event["accuracy"]), sent))
+    return moments
+
+
+def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The most runs that have the same data, seed by seed, each but once; and a sentence about each other one."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(canonical(_data(run)), []).append(run)
+    largest = max(groups.values(), key=len)
+    notes = [_other_data(run, largest[0]) for group in groups.values() if group is not largest for run in group]
+    same_split, more = _same_split(largest)
+    once, repeats = _once(_placed(same_split))
+    return once, notes + more + repeats
+
+
+def _data(run: Run) -> Json:
+    """Everything that the data follow from, but the seed and what a sweep has declared to vary."""
+    if any(map(_about_data, run.point)):
+        return {key: value for key, value in _flat(run.config).items() if _about_data(key) and key not in run.point}
+    return {"sources": run.manifest["sources"], **run.manifest["options"]}
+
+
+def _about_data(key: str) -> bool:
+    return key in ("clients", "holdout_clients") or key.startswith("data.")
+
+
+def _other_data(run: Run, other: Run) -> str:
+    one, two = _data(run), _data(other)
+    keys = [key for key in {**one, **two} if one.get(key) != two.get(key)]
+    differing = "; ".join(f"{key}: {_shown(key, one)}, there {_shown(key, two)}" for key in keys)
+    return f"'{run.folder}' is left out: its data differ from those of '{other.folder}' ({differing})."
+
+
+def _shown(key: str, data: Json) -> str:
+    if key == "sources":
+        return " and ".join(f"{source['name']} {source['sha256'][:8]}" for source in data.get(key, []))
+    return str(data.get(key))
+
+
+def _same_split(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """One seed gives one split: whoever has another than most is left out."""
+    hashes: dict[str, Counter[str]] = {}
+    for run in runs:
+        hashes.setdefault(_split(run), Counter())[run.manifest["hash"]] += 1
+    usual = {split: count.most_common(1)[0][0] for split, count in hashes.items()}
+    others = [run for run in runs if run.manifest["hash"] != usual[_split(run)]]
+    notes = [
+        f"'{run.folder}' is left out: its split of the data for seed {run.seed} has the hash {run.manifest['hash'][:12]}, "
+        f"that of the others {usual[_split(run)][:12]}."
+        for run in others
+    ]
+    return [run for run in runs if run not in others], notes
+
+
+def _split(run: Run) -> str:
+    return json.dumps([run.seed, {key: value for key, value in run.point.items() if _about_data(key)}])
+
+
+def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    first: dict[tuple[str, int, str], Run] = {}
+    notes = []
+    for run in runs:
+        kept = first.setdefault((run.method, run.seed, canonical(run.point)), run)
+        if kept is not run:
+            notes.append(f"'{run.folder}' is left out: it repeats '{kept.folder}'.")
+    return list(first.values()), notes
+
+
+def _placed(runs: list[Run]) -> list[Run]:
+    """Each run at its point: what a sweep declared, then whatever else differs."""
+    methods = {run.method for run in runs}
+    settings = [_settings(run, methods) for run in runs]
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    differing = [key for key in keys if len({json.dumps(setting[key]) for setting in settings if key in setting}) > 1]
+    return [
+        replace(run, point={**run.point, **{key: setting[key] for key in differing if key in setting and key not in run.point}})
+        for run, setting in zip(runs, settings, strict=True)
+    ]
+
+
+def _settings(run: Run, methods: set[str]) -> Json:
+    """What a run was told, but its method and seed, its data, which are the same, and the options of other methods."""
+    tables = {key: value for key, value in run.config.items() if key not in methods - {run.method}}
+    return {key: value for key, value in _flat(tables).items() if key not in ("method", "seed") and not _about_data(key)}
+
+
+def _flat(tree: Json, above: str = "") -> Json:
+    flat: Json = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat

@@ -1,0 +1,131 @@
+"""A method of a user's own, named in a config as module:Class, with its options in a table of its own."""
+
+from pathlib import Path
+
+import pytest
+
+import fedspd
+from fedspd.config import as_dict, as_toml, config_hash, load, method_options, validate
+from fedspd.core.errors import ConfigError
+
+DITTO = {"method": "own_method:Ditto"}
+TINY = {"clients": 3, "rounds": 2, "topology": {"kind": "ring"}, "data": {"examples": 12, "test_examples": 4}, "sgd": {"epochs": 1}}
+MODULE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Annotated
+from pydantic import Field
+
+class Plain:
+    begin = round = finish = predict = print
+
+@dataclass(frozen=True)
+class Lazy:
+    clusters: int = 1
+    begin = predict = print
+
+@dataclass(frozen=True)
+class Unclustered:
+    begin = round = finish = predict = print
+
+@dataclass(frozen=True)
+class Whole:
+    mu: float
+    clusters: int = 1
+    lambda_: Annotated[float, Field(gt=0, alias="lambda")] = 0.5
+    limit: int | None = None
+    begin = round = finish = predict = print
+
+@dataclass(frozen=True)
+class Strange:
+    clusters: int = 1
+    what: Nowhere = 1
+    begin = round = finish = predict = print
+
+def function():
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder_of_both_modules(tmp_path, monkeypatch):
+    example = Path(__file__).parents[2] / "examples" / "own_method.py"
+    (tmp_path / "own_method.py").write_text(example.read_text("utf-8"), "utf-8")
+    (tmp_path / "others.py").write_text(MODULE, "utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(tree) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validate(tree)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ({"method": "own_method:Dito"}, "method = \"own_method:Dito\": the module 'own_method' has no public function or class 'Dito'; "),
+        ({"method": "nowhere_at_all:X"}, 'method = "nowhere_at_all:X": expected a module that is installed or in the current folder'),
+        (DITTO | {"options": {"pul": 1.0}}, "Unknown key 'options.pul': did you mean 'pull'?"),
+        (DITTO | {"options": {"clusters": 3}}, "Unknown key 'options.clusters': "),
+        (DITTO | {"options": {"pull": "much"}}, 'options.pull = "much": expected a number.'),
+        ({"method": "others:Whole"}, "The key 'options.mu' is missing: it has no default."),
+        (
+            {"method": "others:Whole", "options": {"mu": 1, "lambda": 0}},
+            "options.lambda = 0: expected a number greater than 0.",
+        ),
+        ({"method": "others:Lazy"}, "method = 'others:Lazy': the class lacks round, finish; a method has begin, round, finish, predict."),
+        (
+            {"method": "others:Whole", "options": {"mu": 1}, "holdout_clients": 1},
+            "method = 'others:Whole': the class lacks share, join; a method has begin, round, finish, predict, share, join.",
+        ),
+        ({"method": "others:Strange"}, "method = 'others:Strange': the types of its fields cannot be read: "),
+        *(
+            ({"method": f"others:{name}"}, f"method = 'others:{name}': expected a dataclass whose fields are its options, ")
+            for name in ("Plain", "Unclustered", "function")
+        ),
+    ],
+)
+def test_what_is_refused(tree, sentence):
+    assert refusal(tree).startswith(sentence)
+
+
+def test_options_are_fields_of_the_class_under_their_own_names():
+    config = validate({"method": "others:Whole", "options": {"mu": 2.0}})
+    assert as_dict(config)["options"] == {"mu": 2.0, "lambda": 0.5}  # the defaults are recorded too
+    assert method_options(config) == {"mu": 2.0, "lambda_": 0.5, "limit": None}
+
+
+def test_a_config_with_an_own_method_survives_as_text(tmp_path):
+    config = validate(DITTO | {"options": {"pull": 0.25}})
+    (tmp_path / "config.toml").write_text(as_toml(config), "utf-8")
+    assert load(tmp_path / "config.toml") == config
+    assert load(overrides=["method=own_method:Ditto", "options.pull=0.25"]) == config
+    assert config_hash(config) != config_hash(validate(DITTO))
+
+
+def test_the_table_of_own_options_is_nothing_to_the_other_methods():
+    assert config_hash(validate({"options": {"pull": 0.25}})) == config_hash(validate({}))
+
+
+def test_a_run_and_its_model(tmp_path):
+    result = fedspd.run({**TINY, **DITTO, "holdout_clients": 1}, out=tmp_path / "run")
+    assert result.summary["method"] == "own_method:Ditto"
+    assert result.summary["models_sent"] == 2 * 3 * 2  # rounds, clients, neighbours on a ring
+    x = result.experiment.plan.test.x[0]
+    assert result.model(0)(x).tolist() == result.predict(0, x).tolist()
+    again = fedspd.run(out=tmp_path / "run", resume=True)
+    assert again.summary["hash"] == result.summary["hash"]
+
+
+def test_options_change_the_result():
+    near, free = (fedspd.run({**TINY, **DITTO, "options": {"pull": pull}}).summary["hash"] for pull in (5.0, 0.0))
+    assert near != free
+
+
+def test_without_pull_dittos_personal_model_is_that_of_training_alone_but_for_its_draws(tmp_path):
+    """One batch holds all examples and nothing is dropped: v is then what `local` trains."""
+    config = {**TINY, "dtype": "float64"}
+    ditto, local = fedspd.run({**config, **DITTO, "options": {"pull": 0.0}}), fedspd.run({**config, "method": "local"})
+    x = ditto.experiment.plan.test.x[1]
+    assert ditto.predict(1, x).flatten().tolist() == pytest.approx(local.predict(1, x).flatten().tolist())

@@ -1,0 +1,31 @@
+"""The estimate before a run, against the run."""
+
+import pytest
+
+import fedspd
+from fedspd.config import load
+from fedspd.estimate import estimate
+from fedspd.experiment import build
+
+SMALL = ["clients=8", "rounds=4", "data.examples=30", "topology.degree=4", "sgd.batch=10", "sgd.epochs=1"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedem", "ifca", "fedsoft", "pfedme", "local"])
+@pytest.mark.parametrize("kind", ["topology.kind=er", "topology.kind=star"])
+def test_what_does_not_depend_on_chance_is_exact(method, kind):
+    settings = SMALL if kind.endswith("er") else [word for word in SMALL if not word.startswith("topology")]
+    config = load(None, [*settings, kind, f"method={method}", "fedsoft.select=8"])
+    found, run = estimate(build(config)), fedspd.run(config).summary
+    assert found["steps"] == run["steps"]
+    if (method, kind) != ("ifca", "topology.kind=star"):  # a server sends down only the centers that somebody chose
+        assert found["bytes"] == run["bytes"]
+
+
+def test_fedspd_is_near():
+    config = load(None, ["rounds=20", "sgd.batch=10", "fedspd.align_every=0"])
+    found, run = estimate(build(config)), fedspd.run(config).summary
+    assert found["bytes"]["multicast"] == pytest.approx(run["bytes"]["multicast"], rel=0.1)
+    assert 0.5 < found["bytes"]["point_to_point"] / run["bytes"]["point_to_point"] < 2
+    assert 0.5 < found["steps"] / run["steps"] < 2
+    assert found["seconds"] > 0
+    assert found["memory"]["total"] == sum(count for part, count in found["memory"].items() if part != "total")

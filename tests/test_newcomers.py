@@ -1,0 +1,58 @@
+"""Clients that never took part."""
+
+import numpy as np
+import pytest
+
+import fedspd
+from fedspd.algorithms import METHODS
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.newcomers import attached
+
+TINY = {"clients": 6, "rounds": 3, "data": {"examples": 40, "test_examples": 10}, "topology": {"degree": 3}, "sgd": {"batch": 10}}
+
+
+def test_a_newcomer_gets_as_many_neighbours_as_a_client_has_and_changes_nothing_among_them():
+    path = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)])
+    graph = attached(path, 2, Key(0))
+    assert graph.clients == 6
+    assert graph.degree[4:].tolist() == [2, 2]
+    assert all((graph.neighbours(i) < 4).all() for i in (4, 5))
+    inner = graph.edges()
+    assert inner[inner[:, 1] < 4].tolist() == path.edges().tolist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_newcomers_are_scored_beside_the_others_and_change_nothing_for_them(method):
+    with_two = fedspd.run(TINY | {"method": method, "holdout_clients": 2}, workers=2).summary
+    again = fedspd.run(TINY | {"method": method, "holdout_clients": 2}).summary
+    assert with_two["newcomers"] == again["newcomers"]
+    assert with_two["hash"] == again["hash"]
+    assert 0 <= with_two["newcomers"]["accuracy"]["mean"] <= 1
+    assert len(with_two["newcomers"]["test_loss"]) == 2
+    clusters = {"fedavg": 1, "pfedme": 1, "local": 0}.get(method, 2)
+    assert with_two["newcomers"]["models"] == 2 * 3 * clusters  # two newcomers, three neighbours each
+
+
+def test_without_newcomers_nothing_is_said_of_them():
+    assert fedspd.run(TINY).summary["newcomers"] is None
+
+
+def test_a_newcomer_finds_its_mixture_from_the_centers_that_it_hears():
+    """Two regressions y = 2x and y = -2x: the newcomers' shares are near the truth, as are the centers that they get."""
+    rng = np.random.default_rng(0)
+
+    def part(n):
+        x, truth = rng.uniform(0.5, 1.5, (n, 1)), rng.integers(0, 2, n)
+        return x.astype(np.float32), (np.where(truth == 0, 2, -2) * x[:, 0]).astype(np.float32)
+
+    config = {
+        "clients": 8, "rounds": 40, "holdout_clients": 3, "model": {"name": "linear"}, "topology": {"kind": "complete"},
+        "data": {"mixture": "iid", "examples": 40, "test_examples": 5}, "sgd": {"lr": 0.2, "decay": 1.0}, "fedspd": {"final_epochs": 0},
+    }  # fmt: skip
+    result = fedspd.run(config, data=(*part(500), *part(100)))
+    mixture = np.array(result.summary["newcomers"]["mixture"])
+    network = result.mixture
+    assert mixture.shape == (3, 2)
+    assert np.abs(network - 0.5).max() < 0.35  # the network has told the two apart
+    assert np.abs(mixture - 0.5).max() < 0.35
