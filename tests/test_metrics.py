@@ -66,13 +66,13 @@ def test_consensus_distance_by_hand():
     assert Moments.of(centers_CSP).consensus_distance().tolist() == [1.0, 25.0]
 
 
-@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 3), st.integers(1, 5))
+@given(st.integers(0, 2**32), st.integers(2, 9), st.integers(1, 3), st.integers(1, 5))
 def test_consensus_distance_equals_the_direct_computation_whole_or_in_parts(seed, N, S, P):
     rng = np.random.default_rng(seed)
     centers_NSP = rng.normal(size=(N, S, P))
     direct_S = ((centers_NSP - centers_NSP.mean(0)) ** 2).sum(2).mean(0)
     np.testing.assert_allclose(Moments.of(centers_NSP).consensus_distance(), direct_S, atol=1e-12)
-    cut = int(rng.integers(N + 1))
+    cut = int(rng.integers(1, N))
     parts = Moments.of(centers_NSP[:cut]) + Moments.of(centers_NSP[cut:])
     assert parts.count == N
     np.testing.assert_allclose(parts.consensus_distance(), direct_S, atol=1e-12)

@@ -3,6 +3,7 @@
 OUT/
   compare.json             what is compared
   NAME/                    one run folder per method, seed and grid point
+  report.*, figures/       what fedspd.report makes of them
 """
 
 import itertools
@@ -22,9 +23,10 @@ from typing import Any
 import torch
 
 from fedspd import experiment
+from fedspd.build import build
 from fedspd.config import Base, as_dict, config_hash, parse_override, set_key, validate
 from fedspd.core.errors import ConfigError, FedspdError, RecordError, WorkerError
-from fedspd.engines.simulator import STOPPING, _end_with_parent, _signals_held_back
+from fedspd.engines.processes import STOPPING, end_with_parent, signals_held_back
 from fedspd.record import Json, Record, disk
 
 
@@ -116,7 +118,7 @@ def _claim(todo: Sequence[Job], folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and _vacant(folder)):
         raise RecordError(f"The folder '{folder}' exists and is no comparison: give another one with --out.")
     for job in {repr(job.point): job for job in todo}.values():
-        experiment.build(job.config)  # what can be refused is refused before there is a folder
+        build(job.config)  # what can be refused is refused before there is a folder
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
     Record(folder).write("compare.json", content)
@@ -159,7 +161,7 @@ def _start(job: Job, folder: Path, workers: int, running: Running) -> None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(job, folder / job.name, workers, there))
-    with _signals_held_back():
+    with signals_held_back():
         process.start()
     there.close()
     running[here] = (job, process)
@@ -188,7 +190,7 @@ def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
     try:
         _run(job, folder, workers, lambda event: pipe.send(brief(event)))

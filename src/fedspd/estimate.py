@@ -4,10 +4,10 @@ import dataclasses
 import resource
 import sys
 
+from fedspd.build import Experiment
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import SERVER, Traffic
 from fedspd.engines.simulator import Simulator
-from fedspd.experiment import Experiment
 from fedspd.record import Json
 
 SAMPLE = 6  # clients that try a round

@@ -50,21 +50,24 @@ class Moments:
     """Sums over clients of their centers: all that the consensus distance needs, in any order of adding up."""
 
     count: int
-    sum_SP: Numbers
-    square_S: Numbers
+    mean_SP: Numbers
+    spread_S: Numbers  # sum of the squared distances to the mean
 
     @classmethod
     def of(cls, centers_CSP: Numbers) -> "Moments":
-        return cls(len(centers_CSP), centers_CSP.sum(0), np.einsum("csp,csp->s", centers_CSP, centers_CSP))
+        offset_CSP = centers_CSP - centers_CSP[0]  # equal centers have a distance of exactly 0
+        mean_SP = offset_CSP.mean(0)
+        apart_CSP = offset_CSP - mean_SP
+        return cls(len(centers_CSP), centers_CSP[0] + mean_SP, np.einsum("csp,csp->s", apart_CSP, apart_CSP))
 
     def __add__(self, other: "Moments") -> "Moments":
-        return Moments(self.count + other.count, self.sum_SP + other.sum_SP, self.square_S + other.square_S)
+        count, gap_SP = self.count + other.count, other.mean_SP - self.mean_SP
+        between_S = np.einsum("sp,sp->s", gap_SP, gap_SP) * (self.count * other.count / count)
+        return Moments(count, self.mean_SP + gap_SP * (other.count / count), self.spread_S + other.spread_S + between_S)
 
     def consensus_distance(self) -> Numbers:
         """E_t of Theorem 3 for every cluster: the mean squared distance of the clients' centers to their average."""
-        mean_SP = self.sum_SP / self.count
-        distance_S: Numbers = self.square_S / self.count - np.einsum("sp,sp->s", mean_SP, mean_SP)
-        return distance_S.clip(min=0.0)
+        return self.spread_S / self.count
 
 
 def switched_clients(table_NSD: NDArray[np.int64]) -> NDArray[np.int64]:

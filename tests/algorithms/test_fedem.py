@@ -89,6 +89,16 @@ def test_a_center_that_no_example_can_come_from_gets_no_share(network):
     q_CSE = posterior(net.state.mixture_CS, net.state.losses_CSE, net.data)
     assert q_CSE[:, 0].sum() == 0
     assert torch.equal(q_CSE[:, 1], net.data.present_CE.double())
+    assert net.state.assignment_CE[net.data.present_CE].tolist() == [1] * 5
+    net.run(1)
+    assert net.state.loss_C.isfinite().all()
+    assert all(output.isfinite().all() for output in net.algorithm.predict(net.learner, net.state, net.data.x))
+
+
+def test_where_no_center_explains_anything_all_are_alike_and_the_loss_is_infinite(network):
+    net = start(network, X, Y, np.array([[1e200, np.nan], [np.nan, np.nan]]), MIXTURE)
+    assert posterior(net.state.mixture_CS, net.state.losses_CSE, net.data)[0].tolist() == [[0.5] * 3] * 2
+    assert net.state.loss_C.tolist() == [torch.inf, torch.inf]
 
 
 def test_a_regression_is_predicted_by_the_mean_over_the_mixture(network):

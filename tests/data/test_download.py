@@ -80,7 +80,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 def idx_files(names: tuple[str, ...]) -> dict[str, bytes]:
     """Two noisy images (so that gzip leaves some kilobytes) with the labels 1 and 2 for each part."""
     images = np.random.default_rng(0).integers(0, 256, (2, 28, 28))
-    return {name: gzip.compress(idx_bytes(images if "images" in name else np.array([1, 2]))) for name in names}
+    return {name: gzip.compress(idx_bytes(images if "images" in name else np.array([1, 2])), mtime=0) for name in names}
 
 
 MNIST = idx_files(OFFICIAL["mnist"].files)
@@ -174,7 +174,7 @@ def test_a_server_that_breaks_off_leaves_a_part_that_is_continued(tmp_path, serv
     assert names_in(tmp_path) == sorted(f"mnist/{name}" for name in MNIST)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"another content"), b"<html>log in first</html>", MNIST[IMAGES][:-20]])
+@pytest.mark.parametrize("content", [gzip.compress(b"another content", mtime=0), b"<html>log in first</html>", MNIST[IMAGES][:-20]])
 def test_a_wrong_checksum_leaves_nothing(tmp_path, server, content):
     places = mnist_place(server)
     server.files[IMAGES] = content

@@ -86,6 +86,8 @@ def _stat(pid: int) -> list[str]:
 class Lab:
     """Tiny runs: in this process, or in one that can be killed."""
 
+    tiny = TINY
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.commands: list[Command] = []

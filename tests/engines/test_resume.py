@@ -14,7 +14,6 @@ import fedspd
 from fedspd.cli.main import guarded
 
 ROUNDS = "rounds=14"
-TINY = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "sgd.batch=8", "fedspd.final_epochs=1"]
 FAT = "model.hidden=3000"  # a checkpoint of this takes long enough to be killed in
 
 
@@ -131,7 +130,7 @@ def small_disk(tmp_path):
 def test_a_full_disk(lab, small_disk, workers):
     """Room for one checkpoint of 460 kB and not for two."""
     out = small_disk / "run"
-    run = lab.start("run", *TINY, "rounds=5", "model.hidden=256", "--out", out, "--workers", workers)
+    run = lab.start("run", *lab.tiny, "rounds=5", "model.hidden=256", "--out", out, "--workers", workers)
     assert run.end() == 2
     check_refused(run, out, "the disk is full")
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
@@ -141,13 +140,13 @@ def test_a_full_disk(lab, small_disk, workers):
 def test_a_disk_that_is_full_before_the_start(lab, small_disk):
     (small_disk / "fill").write_bytes(bytes(1_000_000))
     out = small_disk / "run"
-    run = lab.start("run", *TINY, ROUNDS, "clients=200", "data.examples=2", "--out", out)
+    run = lab.start("run", *lab.tiny, ROUNDS, "clients=200", "data.examples=2", "--out", out)
     assert run.end() == 2
     assert (
         run.stderr == f"fedspd: The run folder '{out}' could not be written (the disk is full): put that right, then start the run again.\n"
     )
     (small_disk / "fill").unlink()
-    assert lab.start("run", *TINY, "rounds=1", "--out", out).end() == 0
+    assert lab.start("run", *lab.tiny, "rounds=1", "--out", out).end() == 0
 
 
 def check_refused(run, out, reason):

@@ -72,21 +72,28 @@ class FedEM:
 
 def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
     """q_k(s) ~ pi_is exp(-loss(c_is, d_k)); 0 where there is no example."""
-    joint_CSE = mixture_CS.log()[:, :, None] - losses_CSE.double().nan_to_num(nan=torch.inf)
+    least = torch.finfo(torch.double).min  # where no center explains an example, all are alike
+    joint_CSE = log_joint(mixture_CS, losses_CSE).clamp(min=least)
     return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
+
+
+def log_joint(mixture_CS: Tensor, losses_CSE: Tensor) -> Tensor:
+    """log pi_is - loss(c_is, d_k); a loss that is not a number explains nothing."""
+    return mixture_CS.log()[:, :, None] - losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def measured(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block) -> State:
     losses_CSE = learner.losses(centers_CSP, data)
-    joint_CSE = mixture_CS.log()[:, :, None] - losses_CSE.double()
+    joint_CSE = log_joint(mixture_CS, losses_CSE)
     loss_C = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0.0).sum(1) / data.counts_C
     assignment_CE = torch.where(data.present_CE, joint_CSE.argmax(1), -1)
     return State(centers_CSP, mixture_CS, losses_CSE, assignment_CE, loss_C)
 
 
 def blended(learner: Learner, centers_SP: Tensor, mixture_S: Tensor, x: Tensor) -> Tensor:
-    outputs = torch.stack([learner.outputs(model_P, x) for model_P in centers_SP])
-    share = mixture_S.to(outputs).reshape(-1, *[1] * (outputs.ndim - 1))
+    """Over the centers that the client has a share of: another one may not even be finite."""
+    outputs = torch.stack([learner.outputs(model_P, x) for model_P in centers_SP[mixture_S > 0]])
+    share = mixture_S[mixture_S > 0].to(outputs).reshape(-1, *[1] * (outputs.ndim - 1))
     if not learner.classifies:
         return (share * outputs).sum(0)
     return (share.log() + outputs.log_softmax(2)).logsumexp(0)

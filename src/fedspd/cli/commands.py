@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedspd import experiment
 from fedspd.algorithms import METHODS
+from fedspd.build import build
 from fedspd.cli.progress import Progress
 from fedspd.config import METHOD_TABLES, load
 from fedspd.core.errors import ConfigError
@@ -25,9 +26,9 @@ from fedspd.trackers import TensorBoard
 def run(settings: list[str], out: Path | None, resume: Path | None, workers: int, tensorboard: bool, as_json: bool) -> None:
     if resume is not None and (settings or out):
         raise ConfigError("--resume continues a run as it was started: give no config, no values and no --out with it.")
-    path, overrides = _split(settings)
+    path, overrides = split(settings)
     config = None if resume else load(path, overrides)
-    folder = resume or out or _new_folder(f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run")
+    folder = resume or out or new_folder(f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run")
     with _resumable(folder), Progress(as_json) as progress:
         listeners = [progress.listen, *([TensorBoard(folder / "tensorboard").listen] if tensorboard else [])]
         result = experiment.run(config, out=folder, resume=resume is not None, workers=workers, listener=_all(listeners))
@@ -36,8 +37,8 @@ def run(settings: list[str], out: Path | None, resume: Path | None, workers: int
 
 
 def dry_run(settings: list[str], workers: int, as_json: bool) -> None:
-    path, overrides = _split(settings)
-    found = estimate(experiment.build(load(path, overrides)), workers)
+    path, overrides = split(settings)
+    found = estimate(build(load(path, overrides)), workers)
     if as_json:
         print(json.dumps(found))
         return
@@ -54,7 +55,7 @@ def dry_run(settings: list[str], workers: int, as_json: bool) -> None:
 
 
 def demo(out: Path | None, workers: int, as_json: bool) -> None:
-    folder = out or _new_folder("demo")
+    folder = out or new_folder("demo")
     with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
         config = load(path)
     summaries = {}
@@ -78,14 +79,14 @@ def methods(as_json: bool) -> None:
     Console().print(table)
 
 
-def _split(settings: list[str]) -> tuple[Path | None, list[str]]:
+def split(settings: list[str]) -> tuple[Path | None, list[str]]:
     """A first word without '=' is the config's path."""
     if settings and "=" not in settings[0]:
         return Path(settings[0]), settings[1:]
     return None, settings
 
 
-def _new_folder(name: str) -> Path:
+def new_folder(name: str) -> Path:
     numbers = (int(path.name.rpartition("-")[2]) for path in Path("runs").glob(f"{name}-*") if path.name.rpartition("-")[2].isdigit())
     return Path("runs") / f"{name}-{max(numbers, default=0) + 1}"
 

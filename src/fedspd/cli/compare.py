@@ -16,8 +16,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedspd.algorithms import METHODS
-from fedspd.cli.commands import _new_folder, _split
-from fedspd.cli.progress import _note
+from fedspd.cli.commands import new_folder, split
+from fedspd.cli.progress import note_of
 from fedspd.compare import Job, jobs, parse_grid, run_all
 from fedspd.config import load
 from fedspd.core.errors import ConfigError
@@ -27,19 +27,19 @@ from fedspd.report.comparison import Comparison
 
 
 def compare(settings: list[str], methods: str | None, seeds: int, out: Path | None, workers: int, as_json: bool) -> None:
-    path, overrides = _split(settings)
+    path, overrides = split(settings)
     base = load(path, overrides)
-    folder = out or _new_folder(f"compare-{Path(base.data.name).stem}")
+    folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
     _run(jobs(base, _names(methods), seeds), folder, workers, as_json)
 
 
 def sweep(settings: list[str], methods: str | None, seeds: int, out: Path | None, workers: int, as_json: bool) -> None:
-    path, words = _split(settings)
+    path, words = split(settings)
     overrides, grid = parse_grid(words)
     if not grid:
         raise ConfigError("There is nothing to sweep: give a key several values, as topology.degree=2,4,6, or use 'fedspd compare'.")
     base = load(path, overrides)
-    folder = out or _new_folder(f"sweep-{Path(base.data.name).stem}")
+    folder = out or new_folder(f"sweep-{Path(base.data.name).stem}")
     _run(jobs(base, _names(methods), seeds, grid), folder, workers, as_json)
 
 
@@ -121,7 +121,7 @@ class Progress:
         elif event["event"] == "start" and self.task is None:  # what was done before says nothing about the speed
             self.task = self.bar.add_task("", total=self.total, completed=sum(self.done.values()))
         if event["event"] in ("round", "final"):
-            note = _note(event) or self.latest.get(job.config.method, (0, ""))[1]
+            note = note_of(event) or self.latest.get(job.config.method, (0, ""))[1]
             self.latest[job.config.method] = (event["round"], note)
         if self.task is not None:
             self.bar.update(self.task, completed=sum(self.done.values()))
@@ -131,7 +131,7 @@ class Progress:
     def _line(self, job: Job, event: Json) -> None:
         share = sum(self.done.values()) / self.total
         if event["event"] == "final":
-            print(f"{job.name}: {_note(event)} ({100 * share:.0f} % of the whole)", file=sys.stderr, flush=True)
+            print(f"{job.name}: {note_of(event)} ({100 * share:.0f} % of the whole)", file=sys.stderr, flush=True)
         elif event["event"] == "round" and int(10 * share) > self.told:
             print(f"{100 * share:.0f} % done: {len(self.finished)} of {len(self.todo)} runs", file=sys.stderr, flush=True)
         self.told = int(10 * share)

@@ -35,7 +35,7 @@ class Progress:
             return
         for alarm in event.get("alarms", []):
             self._sound(event["round"], alarm)
-        self.bar.update(self.task, completed=event["round"], note=_note(event))
+        self.bar.update(self.task, completed=event["round"], note=note_of(event))
         if not self.live:
             self._line(event)
 
@@ -51,10 +51,10 @@ class Progress:
         tenth = 10 * event["round"] // (self.rounds + 1)
         if tenth > self.told and "accuracy" in event:
             self.told = tenth
-            print(f"round {event['round']} of {self.rounds + 1}: {_note(event)}", file=sys.stderr, flush=True)
+            print(f"round {event['round']} of {self.rounds + 1}: {note_of(event)}", file=sys.stderr, flush=True)
 
 
-def _note(event: Json) -> str:
+def note_of(event: Json) -> str:
     scores = [score for score in event.get("accuracy", []) if score is not None]
     if scores:
         return f"accuracy {100 * sum(scores) / len(scores):.1f} %"

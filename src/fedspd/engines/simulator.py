@@ -12,8 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -30,8 +29,7 @@ from fedspd.core.graph import Graph
 from fedspd.core.learner import one_thread
 from fedspd.core.ledger import Traffic, traffic
 from fedspd.engines.block import BlockRunner, Header, Measures, Plan
-
-STOPPING = {signal.SIGINT, signal.SIGTERM}
+from fedspd.engines.processes import STOPPING, end_with_parent, signals_held_back
 
 
 @dataclass(frozen=True)
@@ -195,21 +193,11 @@ def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
         here, there = context.Pipe()
         ends = [worker.connection for worker in workers] + [here]
         process = context.Process(target=_work, args=(part, memory, there, ends), daemon=True)
-        with _signals_held_back():
+        with signals_held_back():
             process.start()
         there.close()
         workers.append(Worker(process, here))
     return workers
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """A child must not run the parent's handlers before it has set its own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]) -> None:
@@ -217,7 +205,7 @@ def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     for end in foreign_ends:
         end.close()
@@ -237,14 +225,6 @@ def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_end
             connection.send(answer)
         except OSError:
             return
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed cannot stop its workers; they would go on to the end of a step, perhaps for minutes."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
 
 
 def _sentence(error: Exception) -> str:

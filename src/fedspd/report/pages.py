@@ -25,7 +25,7 @@ CURVES_AT_MOST = 8  # in one figure
 def table(summaries: dict[str, Json]) -> Table:
     """One row per run: what the clients got, and what it cost."""
     shown = Table(title="Test accuracy over clients (%), and what was sent", title_justify="left")
-    for column in ("method", "mean", "spread", "worst tenth", "before final", "models", "MB multicast", "MB one-to-one", "s"):
+    for column in ("method", "mean", "spread", "worst tenth", "before final", "models", "MB cast", "MB 1 to 1", "s"):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for name, summary in summaries.items():
         score, before, sent = summary["accuracy"], summary["accuracy_before_final_phase"], summary["bytes"]

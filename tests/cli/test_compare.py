@@ -1,0 +1,168 @@
+"""fedspd compare, sweep and report: what they make of good input and of bad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedspd.cli.compare import Progress
+from fedspd.cli.main import guarded
+from fedspd.compare import jobs
+from fedspd.config import load
+from fedspd.record import Record
+
+PROGRAM = str(Path(sys.executable).with_name("fedspd"))
+TINY = ["clients=6", "rounds=3", "data.examples=20", "topology.kind=ring", "sgd.epochs=1", "sgd.batch=10", "fedspd.final_epochs=1"]
+TWO = ["--methods", "fedspd,local", "--seeds", "2", "--workers", "2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to run in, and no data but those that come with the package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSPD_DATA", str(tmp_path / "no-data"))
+    return tmp_path
+
+
+# ---- good input
+
+
+def test_a_comparison_ends_with_a_table_and_a_report_and_repeating_it_runs_nothing_again(capsys):
+    assert guarded(["compare", *TINY, *TWO, "--out", "c"]) == 0
+    printed = capsys.readouterr()
+    assert "against fedspd" in printed.out
+    assert "Report: c/report.html" in printed.out
+    assert "local,seed=1: accuracy " in printed.err
+    assert {"compare.json", "report.html", "report.md", "report.csv", "report.json", "figures"} <= set(os.listdir("c"))
+    before = {path: path.stat().st_mtime_ns for path in Path("c").glob("*/*.json*")}
+    assert guarded(["compare", *TINY, *TWO, "--out", "c", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "accuracy" not in printed.err.split("Test accuracy")[0]
+    assert {path: path.stat().st_mtime_ns for path in Path("c").glob("*/*.json*")} == before
+    last = json.loads(printed.out)
+    assert (last["folder"], last["report"], last["notes"]) == ("c", "c/report.html", [])
+    means = [Record(Path("c") / f"local,seed={seed}").read("result.json")["accuracy"]["mean"] for seed in (0, 1)]
+    assert last["rows"][1]["accuracy"]["mean"] == pytest.approx(sum(means) / 2)
+
+
+def test_a_config_file_and_a_folder_of_its_own(here, capsys):
+    (here / "tiny.toml").write_text('clients = 4\nrounds = 1\n[data]\nexamples = 20\n[topology]\nkind = "ring"\n')
+    for number in (1, 2):
+        assert guarded(["compare", "tiny.toml", "--methods", "local", "--seeds", "1", "--workers", "1"]) == 0
+        assert f"runs/compare-digits-{number}/report.html" in capsys.readouterr().out
+
+
+def test_a_sweep_and_a_report_of_a_part_of_it(capsys):
+    words = ["sweep", *TINY, "topology.kind=er", "topology.degree=2,4", "--methods", "fedspd,local", "--seeds", "1", "--workers", "2"]
+    assert guarded([*words, "--out", "s", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["method"], row["point"]) for row in found["rows"]] == [
+        (method, {"topology.degree": degree}) for degree in (2, 4) for method in ("fedspd", "local")
+    ]
+    assert Path("s/figures/accuracy-by-topology.degree.png").exists()
+    assert guarded(["report", *map(str, Path("s").glob("topology.degree=2,*")), "--json"]) == 0
+    part = json.loads(capsys.readouterr().out)
+    assert (part["folder"], part["axes"], len(part["rows"])) == ("report", [], 2)
+
+
+def test_a_report_says_what_it_leaves_out_and_ends_well(capsys):
+    assert guarded(["compare", *TINY, *TWO, "--out", "c"]) == 0
+    assert guarded(["run", *TINY, "data.mixture=parity", "method=local", "--out", "other", "--workers", "1"]) == 0
+    (Path("c") / "local,seed=1" / "result.json").unlink()
+    page = Path("c/report.html").read_text()
+    capsys.readouterr()
+    assert guarded(["report", "c", "other", "--out", "both"]) == 0
+    error = capsys.readouterr().err.splitlines()
+    assert error[0] == "fedspd: 'c/local,seed=1' is left out: the run is not finished."
+    assert error[1].startswith(
+        "fedspd: 'other' is left out: its data differ from those of 'c/fedspd,seed=0' (mixture: parity, there rotation"
+    )
+    assert len(error) == 2
+    assert Path("c/report.html").read_text() == page
+    assert guarded(["report", "c"]) == 0
+    assert Path("c/report.html").read_text() != page
+
+
+def test_a_report_of_runs_with_newcomers(capsys):
+    assert guarded(["run", *TINY, "holdout_clients=2", "--out", "a", "--workers", "1"]) == 0
+    assert guarded(["report", "a"]) == 0
+    assert "newcomers" in capsys.readouterr().out
+
+
+def test_the_live_table_has_a_row_per_method_and_a_bar():
+    todo = jobs(load(overrides=TINY), ["fedspd", "local"], 2)
+    progress = Progress(todo, as_json=True)
+    progress.listen(todo[0], {"event": "finished", "round": 4})
+    progress.listen(todo[1], {"event": "start", "round": 0, "rounds": 3, "method": "local"})
+    progress.listen(todo[1], {"event": "round", "round": 2, "accuracy": [0.5, 0.6]})
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(progress.shown())
+    rows = [line.split() for line in console.export_text().splitlines()]
+    assert ["│", "fedspd", "│", "1", "of", "2", "│", "│", "│"] in rows
+    assert ["│", "local", "│", "0", "of", "2", "│", "2", "of", "4", "│", "accuracy", "55.0", "%", "│"] in rows
+    assert "38%" in rows[-1]  # 4 + 2 of 16 rounds
+
+
+# ---- bad input
+
+BAD = {
+    "no seed": (["compare", "--seeds", "0"], "--seeds 0: expected at least 1."),
+    "unknown method": (["compare", "--methods", "fedspd,fedagv"], "method = 'fedagv': there is no such method; did you mean 'fedavg'?"),
+    "another method's option": (["compare", "fedavg.lambda=3"], "Unknown key 'fedavg.lambda': 'lambda' belongs to fedsoft, pfedme."),
+    "no method": (["compare", "--methods", ","], "--methods: expected at least one method."),
+    "no config": (["compare", "none.toml"], "The config 'none.toml' does not exist."),
+    "missing data": (["compare", "data.name=mnist"], "fedspd data get mnist"),
+    "nothing to sweep": (["sweep", "clients=6"], "There is nothing to sweep: give a key several values"),
+    "an impossible point": (["sweep", "clients=6", "topology.degree=2,25", "--out", "c"], "topology.degree = 25"),
+    "no run": (["report", "."], "'.' is not a run folder: there is no run.json in it."),
+    "not even a folder": (["report", "nowhere"], "'nowhere' is not a run folder"),
+    "nothing to report": (["report"], "Missing argument 'RUN...'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(name, capsys, here):
+    words, sentence = BAD[name]
+    assert guarded(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("fedspd: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert list(here.iterdir()) == []
+
+
+def test_a_folder_of_another_comparison(capsys):
+    words = ["compare", *TINY, "--methods", "local", "--out", "c", "--workers", "1"]
+    assert guarded([*words, "--seeds", "1"]) == 0
+    capsys.readouterr()
+    assert guarded([*words, "--seeds", "2"]) == 2
+    assert "'c' holds another comparison: give another folder with --out" in capsys.readouterr().err
+
+
+# ---- interruption
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_comparison_says_how_to_continue_and_does(number, here):
+    words = ["compare", *TINY, "rounds=20", "--methods", "fedspd,local", "--seeds", "1", "--workers", "2", "--out", "c"]
+    started = subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = time.monotonic() + 60
+    while not any(path.stat().st_size for path in here.glob("c/fedspd,*/events.jsonl")):
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    os.killpg(started.pid, number) if number == signal.SIGINT else started.send_signal(number)
+    _, error = started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert "Traceback" not in error
+    assert f"Continue with: fedspd {' '.join(words)}\n" in error
+    assert not (here / "c" / "report.html").exists()
+    assert guarded(words) == 0
+    assert len(list(here.glob("c/*/result.json"))) == 2
+    assert (here / "c" / "report.html").exists()

@@ -1,0 +1,290 @@
+"""The report of runs whose records are written here by hand, so that every number of it is known."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from fedspd.core.errors import RecordError
+from fedspd.record import Record
+from fedspd.report import pages, tables
+from fedspd.report.comparison import Interval, compare, interval, lines, paired
+from fedspd.report.runs import comparable, gather
+
+HALF = 4.302653 / 3**0.5  # of the 95 % interval of three numbers whose standard deviation is 1: Student's t, 2 degrees of freedom
+
+
+def write_run(folder, method="fedspd", seed=0, scores=(0.5, 0.7), steps=100, sent=1000, config=None, options=None, finished=True):
+    """A run of two rounds and two clients; before the final phase both scored a tenth less."""
+    folder.mkdir(parents=True)
+    record, worst = Record(folder), min(scores)
+    settings = {"method": method, "seed": seed, "clients": 2, "clusters": 2, "rounds": 2, "sgd": {"lr": 0.1}, **(config or {})}
+    settings |= {"data": {"name": "digits", "mixture": "rotation"}, "topology": {"kind": "ring"}, "fedspd": {"warmup": 0}} | settings
+    manifest = {"sources": [{"name": "digits", "sha256": "ab" * 32}], "options": {"clients": 2, "alpha": 0.4, **(options or {})}}
+    clients = [{"train": {"counts": [3, 1]}}, {"train": {"counts": [1, 3]}}]
+    command = ["/bin/fedspd", "compare", "x.toml"]
+    versions, machine = {"python": "3.11", "fedspd": "0.1.0"}, {"system": "Linux"}
+    record.write("run.json", {"config": settings, "versions": versions, "machine": machine, "command": command})
+    record.write("manifest.json", {**manifest, "seed": seed, "clients": clients, "hash": f"{seed}{json.dumps(manifest)}"})
+    record.write("topology.json", {"list": [[0, 1]]})
+    earlier = [score - 0.1 for score in scores]
+    shared = {"traffic": [], "bytes": {"multicast": sent // 4, "point_to_point": sent // 2}, "mixture": [[0.8, 0.2], [0.3, 0.7]]}
+    for t in (1, 2):
+        record.append({"event": "round", "round": t, "accuracy": earlier, **shared})
+    record.append({"event": "final", "round": 3, "accuracy": list(scores), **shared, "bytes": {"multicast": 0, "point_to_point": 0}})
+    spread = {"mean": sum(scores) / 2, "std": abs(scores[0] - scores[1]) / 2, "worst": worst, "lowest": worst}
+    result = {
+        "method": method, "rounds": 2, "accuracy": spread, "accuracy_before_final_phase": {**spread, "mean": sum(earlier) / 2},
+        "clients": {"accuracy": list(scores), "test_loss": [1.0, 2.0], "mixture": [[0.8, 0.2], [0.3, 0.7]]},
+        "purity": 0.9, "models_sent": 12, "bytes": {"multicast": sent // 2, "point_to_point": sent},
+        "steps": steps, "seconds": 1.5, "alarms": [], "hash": "cd",
+    }  # fmt: skip
+    if finished:
+        record.write("result.json", result)
+    return folder
+
+
+def report(*folders):
+    runs, unfinished = gather(folders)
+    kept, notes = comparable(runs)
+    return compare(kept, unfinished + notes)
+
+
+@pytest.fixture
+def three_seeds(tmp_path):
+    """FedSPD 70, 80, 90 %; FedAvg always 10 points less, with 80 % of the steps; FedEM the same 5 % with twice FedAvg's."""
+    for seed in range(3):
+        mean = 0.7 + 0.1 * seed
+        write_run(tmp_path / f"fedspd{seed}", "fedspd", seed, (mean - 0.1, mean + 0.1), 100)
+        write_run(tmp_path / f"fedavg{seed}", "fedavg", seed, (mean - 0.2, mean), 80, 2000)
+        write_run(tmp_path / f"fedem{seed}", "fedem", seed, (0.05, 0.05), 160, 4000)
+    return [tmp_path / f"{method}{seed}" for method in ("fedspd", "fedavg", "fedem") for seed in range(3)]
+
+
+# ---- statistics
+
+
+def test_the_interval_is_students():
+    assert interval([0.8, 0.9, 1.0]) == Interval(pytest.approx(0.9), pytest.approx(0.1 * HALF))
+    assert interval([0.5, 0.7]) == Interval(pytest.approx(0.6), pytest.approx(12.7062 * 0.1, abs=1e-5))
+    assert interval([0.5]) == Interval(0.5, None)
+    assert interval([0.5, None]) == Interval(None, None)
+    assert interval([]) == Interval(None, None)
+
+
+def test_a_difference_is_taken_seed_by_seed():
+    assert paired({0: 0.6, 1: 0.9, 2: 0.9}, {0: 0.5, 1: 0.7, 3: 0.1}) == Interval(
+        pytest.approx(0.15), pytest.approx(12.7062 * 0.05, abs=1e-5)
+    )
+    assert paired({0: 0.6}, {1: 0.5}) == Interval(None, None)
+
+
+def test_the_row_of_a_method(three_seeds):
+    fedspd, fedavg, fedem = report(*three_seeds).rows
+    assert [row.method for row in (fedspd, fedavg, fedem)] == ["fedspd", "fedavg", "fedem"]
+    assert fedavg.seeds == [0, 1, 2]
+    assert fedavg.accuracy == Interval(pytest.approx(0.7), pytest.approx(0.1 * HALF))
+    assert fedavg.before.mean == pytest.approx(0.6)
+    assert fedavg.difference == Interval(pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
+    assert fedem.difference == Interval(pytest.approx(-0.75), pytest.approx(0.1 * HALF))
+    assert fedspd.difference is None
+    assert (fedavg.spread, fedavg.worst) == (pytest.approx(0.1), pytest.approx(0.6))
+    assert (fedavg.multicast, fedavg.point_to_point, fedavg.models, fedavg.seconds) == (1000, 2000, 12, 1.5)
+    assert fedavg.test_loss.mean == 1.5
+    assert [row.steps_ratio for row in (fedspd, fedavg, fedem)] == [1.25, 1, 2]
+
+
+def test_the_curve_is_over_seeds_and_its_bytes_add_up(three_seeds):
+    curve = report(*three_seeds).rows[1].curve
+    assert curve.rounds == [1, 2]
+    assert curve.accuracy == [Interval(pytest.approx(0.6), pytest.approx(0.1 * HALF))] * 2
+    assert curve.bytes == [1000, 2000]
+
+
+def test_steps_are_marked_where_they_are_more_than_fedavgs(three_seeds):
+    (steps,) = (column for column in tables.COLUMNS if column.title == "steps")
+    assert [steps.text(row) for row in report(*three_seeds).rows] == ["100 (×1.2)", "80", "160 (×2)"]
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    (row,) = report(write_run(tmp_path / "a")).rows
+    assert row.accuracy == Interval(pytest.approx(0.6), None)
+    assert tables.with_interval(row.accuracy) == "60.0"
+
+
+def test_differences_are_signed():
+    assert tables.signed(Interval(-0.012, 0.004)) == "−1.2 ± 0.4"
+    assert tables.signed(Interval(0.05, None)) == "+5.0"
+    assert tables.signed(None) == "–"
+
+
+# ---- which runs
+
+
+def test_other_data_are_left_out_and_said(tmp_path):
+    usual = [write_run(tmp_path / f"a{seed}", seed=seed) for seed in range(2)]
+    other = write_run(tmp_path / "other", "fedavg", options={"alpha": 5.0})
+    found = report(other, *usual)
+    assert [run.folder for run in found.runs] == usual
+    assert found.notes == [f"'{other}' is left out: its data differ from those of '{usual[0]}' (alpha: 5.0, there 0.4)."]
+
+
+def test_another_split_for_the_same_seed_is_left_out(tmp_path):
+    folders = [write_run(tmp_path / method, method) for method in ("fedspd", "fedavg", "local")]
+    path = folders[2] / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hash": "f" * 64}))
+    found = report(*folders)
+    assert [run.method for run in found.runs] == ["fedspd", "fedavg"]
+    assert found.notes[0].startswith(f"'{folders[2]}' is left out: its split of the data for seed 0 has the hash ffffffffffff")
+
+
+def test_an_unfinished_run_is_left_out_and_said(tmp_path):
+    done, begun = write_run(tmp_path / "a"), write_run(tmp_path / "b", "local", finished=False)
+    assert report(done, begun).notes == [f"'{begun}' is left out: the run is not finished."]
+    with pytest.raises(RecordError, match="none of the 1 runs is finished"):
+        report(begun)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="is not a run folder"):
+        report(write_run(tmp_path / "a"), tmp_path)
+
+
+def test_a_run_counts_once(tmp_path):
+    folder, again = write_run(tmp_path / "a"), write_run(tmp_path / "again")
+    found = report(folder, tmp_path / "again" / ".." / "a", again)
+    assert [run.folder.name for run in found.runs] == ["a"]
+    assert found.notes == [f"'{again}' is left out: it repeats '{found.runs[0].folder}'."]
+
+
+def test_runs_that_were_told_other_things_are_rows_of_their_own(tmp_path):
+    folders = [write_run(tmp_path / f"w{warmup}", config={"fedspd": {"warmup": warmup}}) for warmup in (0, 5)]
+    found = report(*folders, write_run(tmp_path / "fedavg", "fedavg"))
+    assert [row.label for row in found.rows] == ["fedspd, fedspd.warmup=0", "fedspd, fedspd.warmup=5", "fedavg"]
+    assert found.axes == ["fedspd.warmup"]
+
+
+def write_sweep(folder, key, values, options=None):
+    """A comparison folder of fedspd and local at every value."""
+    points = {}
+    for value in values:
+        for method in ("fedspd", "local"):
+            name = f"{key}={value},{method}"
+            table, _, last = key.rpartition(".")
+            config = {table: {"name": "digits", "mixture": "rotation", last: value}} if table else {key: value}
+            write_run(folder / name, method, scores=(value / 10, value / 10), config=config, options={last: value} if options else None)
+            points[name] = {key: value}
+    Record(folder).write("compare.json", {"runs": {}, "points": points})
+    return folder
+
+
+def test_a_declared_sweep_is_no_difference_even_of_data(tmp_path):
+    found = report(write_sweep(tmp_path / "s", "data.alpha", [1, 5], options=True))
+    assert found.notes == []
+    assert found.axes == ["data.alpha"]
+    assert {name: [(x, score.mean) for x, score in line] for name, line in lines(found, "data.alpha").items()} == {
+        "fedspd": [(1, 0.1), (5, 0.5)],
+        "local": [(1, 0.1), (5, 0.5)],
+    }
+
+
+def test_differences_are_taken_at_the_same_point(tmp_path):
+    found = report(write_sweep(tmp_path / "s", "clusters", [2, 4]))
+    assert [row.difference.mean for row in found.rows if row.method == "local"] == [0, 0]
+
+
+# ---- what is written
+
+
+class Page(HTMLParser):
+    """The tags of a page, and where it would reach out to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_report_is_four_documents_and_figures_and_the_page_needs_nothing_but_itself(three_seeds, tmp_path):
+    pages.write_report(three_seeds, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "report.md", "report.csv", "report.json", "figures"}
+    figures = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    assert figures == {"accuracy-by-round", "accuracy-by-bytes", "clients", "network", "mixtures-by-round"}
+    text = (tmp_path / "out" / "report.html").read_text()
+    page = Page(text)
+    assert len(page.links) == 5
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    assert "script" not in page.tags
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "70.0 ± 24.8" in page.text
+    assert "fedspd compare x.toml" in page.text
+    assert "<td class=behind>−75.0 ± 24.8</td>" in text
+
+
+def test_what_comes_from_configs_is_escaped(tmp_path):
+    evil = "<script>alert('x')</script>"
+    folders = [
+        write_run(tmp_path / f"e{lr}", config={"sgd": {"lr": lr, evil: lr}, "data": {"name": evil, "mixture": evil}}) for lr in (1, 2)
+    ]
+    pages.write_report(folders, tmp_path / "out")
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    assert "script" not in page.tags
+    assert page.text.count(evil) > 3
+
+
+def test_the_same_records_give_the_same_page(tmp_path):
+    folder = write_run(tmp_path / "a")
+    for out in ("one", "two"):
+        pages.write_report([folder], tmp_path / out)
+    assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
+
+
+def test_markdown_marks_the_best(three_seeds):
+    table = [re.split(r" *\| *", line)[1:-1] for line in tables.markdown(report(*three_seeds)).splitlines() if line.startswith("|")]
+    rows = {row[0]: dict(zip(table[0], row, strict=True)) for row in table[2:]}
+    assert rows["fedspd"]["accuracy %"] == "**80.0 ± 24.8**"
+    assert rows["fedavg"]["accuracy %"] == "70.0 ± 24.8"
+    assert rows["fedavg"]["against fedspd"] == "−10.0 ± 0.0"
+    assert rows["fedavg"]["steps"] == "**80**"
+
+
+def test_csv_has_a_row_per_run_and_json_all_statistics(tmp_path):
+    pages.write_report([write_sweep(tmp_path / "s", "clusters", [2, 4])], tmp_path / "out")
+    with open(tmp_path / "out" / "report.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["seed"], row["clusters"], float(row["accuracy"])) for row in rows] == [
+        ("fedspd", "0", "2", 0.2), ("local", "0", "2", 0.2), ("fedspd", "0", "4", 0.4), ("local", "0", "4", 0.4),
+    ]  # fmt: skip
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["axes"] == ["clusters"]
+    assert [row["accuracy"]["mean"] for row in found["rows"]] == [0.2, 0.2, 0.4, 0.4]
+    assert (tmp_path / "out" / "figures" / "accuracy-by-clusters.png").exists()
+
+
+def test_a_large_sweep_has_its_curves_point_by_point(tmp_path):
+    pages.write_report([write_sweep(tmp_path / "s", "clusters", [1, 2, 3, 4, 5])], tmp_path / "out")
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    assert len(page.links) == 1 + 2 + 5 * 3
+    assert "clusters=5" in page.text
+
+
+def test_runs_without_accuracy_are_reported_by_their_loss(tmp_path):
+    folder = write_run(tmp_path / "a")
+    result = json.loads((folder / "result.json").read_text())
+    nothing = dict.fromkeys(result["accuracy"])
+    clients = {"accuracy": [None, None], "test_loss": [0.1, 0.3], "mixture": None}
+    Record(folder).write("result.json", {**result, "accuracy": nothing, "accuracy_before_final_phase": nothing, "clients": clients})
+    found = pages.write_report([folder], tmp_path / "out")
+    assert found.rows[0].test_loss.mean == pytest.approx(0.2)
+    assert "| 0.2 |" in (tmp_path / "out" / "report.md").read_text()
+    assert "accuracy %" not in (tmp_path / "out" / "report.md").read_text()
