@@ -28,6 +28,7 @@ def test_newcomers_are_scored_beside_the_others_and_change_nothing_for_them(meth
     again = fedspd.run(TINY | {"method": method, "holdout_clients": 2}).summary
     assert with_two["newcomers"] == again["newcomers"]
     assert with_two["hash"] == again["hash"]
+    assert with_two["steps"] == again["steps"]  # the newcomers' own steps are told apart
     assert 0 <= with_two["newcomers"]["accuracy"]["mean"] <= 1
     assert len(with_two["newcomers"]["test_loss"]) == 2
     clusters = {"fedavg": 1, "pfedme": 1, "local": 0}.get(method, 2)

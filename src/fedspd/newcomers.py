@@ -29,4 +29,6 @@ def welcome(plan: Plan, graph: Graph, offers: Exchange, round: int) -> tuple[Mea
     runner.finish(round)
     models = len(neighbourhood.sender_H) * offers.cluster_CK.shape[1]
     size = offers.model_CKP.shape[2] * offers.model_CKP.element_size()
-    return runner.measure(), {"models": models, "bytes": models * size}
+    measures = runner.measure()
+    _, steps = runner.take_counters()  # theirs, not the network's
+    return measures, {"models": models, "bytes": models * size, "steps": steps}
