@@ -17,17 +17,10 @@ from fedspd.compare import jobs
 from fedspd.config import load
 from fedspd.record import Record
 
+pytestmark = pytest.mark.usefixtures("here")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 TINY = ["clients=6", "rounds=3", "data.examples=20", "topology.kind=ring", "sgd.epochs=1", "sgd.batch=10", "fedspd.final_epochs=1"]
 TWO = ["--methods", "fedspd,local", "--seeds", "2", "--workers", "2"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder to run in, and no data but those that come with the package."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDSPD_DATA", str(tmp_path / "no-data"))
-    return tmp_path
 
 
 # ---- good input

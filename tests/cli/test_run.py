@@ -13,16 +13,9 @@ import fedspd
 from fedspd.cli.main import guarded
 from fedspd.record import Record
 
+pytestmark = pytest.mark.usefixtures("here")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 TINY = ["clients=6", "rounds=2", "data.examples=20", "sgd.epochs=1", "fedspd.final_epochs=1"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder to run in, and no data but those that come with the package."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDSPD_DATA", str(tmp_path / "no-data"))
-    return tmp_path
 
 
 # ---- good input

@@ -34,6 +34,7 @@ def test_workers_end_by_themselves_when_their_parent_is_killed_in_the_middle_of_
     lab.until(lambda: all(lab.cpu_seconds(pid) > 0.5 for pid in workers))
     run.kill()
     lab.until(lambda: all(lab.gone(pid) for pid in workers), seconds=3)
+    assert all(lab.gone(pid) for pid in workers)
 
 
 class Fails(nn.Module):
