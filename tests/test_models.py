@@ -11,6 +11,7 @@ from torch import nn
 
 from fedspd.core.errors import ConfigError
 from fedspd.models import MLP, MODELS, CifarCNN, Linear, MobileNetV2, PaperCNN, build
+from fedspd.models.dropout import Dropout
 from fedspd.models.mobilenet import InvertedResidual
 
 COLOUR = (3, 32, 32)
@@ -55,19 +56,42 @@ def test_dense_models_have_the_parameters_of_the_hand_count() -> None:
 
 
 def test_paper_cnn_is_in_the_papers_order() -> None:
-    stage = ["Conv2d", "ReLU", "MaxPool2d"]
+    stage = ["Conv2d", "MaxPool2d", "ReLU"]
     model = PaperCNN((1, 28, 28), 10)
     assert layers(model) == [*stage, *stage, "Flatten", "Dropout", "Linear", "ReLU", "Linear"]
-    assert [layer.p for layer in model if isinstance(layer, nn.Dropout)] == [0.5]
+    assert [layer.p for layer in model if isinstance(layer, Dropout)] == [0.5]
 
 
 def test_cifar_cnn_is_in_the_papers_order() -> None:
-    conv, dense, pool = ["Conv2d", "BatchNorm2d", "ReLU"], ["Linear", "BatchNorm1d", "ReLU", "Dropout"], ["MaxPool2d", "Dropout"]
+    conv, dense, pool = ["Conv2d", "BatchNorm2d"], ["Linear", "BatchNorm1d", "ReLU", "Dropout"], ["MaxPool2d", "ReLU", "Dropout"]
     model = CifarCNN(COLOUR, 10)
-    assert layers(model) == [*conv, *conv, *pool, *conv, *conv, *pool, "Flatten", *dense, *dense, "Linear"]
-    assert [layer.p for layer in model if isinstance(layer, nn.Dropout)] == [0.25, 0.25, 0.5, 0.5]
+    assert layers(model) == [*conv, "ReLU", *conv, *pool, *conv, "ReLU", *conv, *pool, "Flatten", *dense, *dense, "Linear"]
+    assert [layer.p for layer in model if isinstance(layer, Dropout)] == [0.25, 0.25, 0.5, 0.5]
     convolutions = [layer for layer in model if isinstance(layer, nn.Conv2d)]
     assert [(c.kernel_size[0], c.padding[0], c.out_channels) for c in convolutions] == [(5, 2, 128), (5, 2, 128), (3, 1, 256), (3, 1, 256)]
+
+
+def test_relu_after_pooling_is_relu_before_it_to_the_bit() -> None:
+    values = torch.randint(-2, 3, (200, 3, 8, 8), generator=torch.Generator().manual_seed(0)).float()  # many ties and zeros
+    found = []
+    for order in (nn.MaxPool2d(2), nn.ReLU()), (nn.ReLU(), nn.MaxPool2d(2)):
+        x_NCHW = values.clone().requires_grad_()
+        y_NCHW = nn.Sequential(*order)(x_NCHW)
+        (y_NCHW * torch.arange(y_NCHW.numel()).view_as(y_NCHW)).sum().backward()
+        assert x_NCHW.grad is not None
+        found.append((y_NCHW.detach(), x_NCHW.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5])
+def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
+    torch.manual_seed(0)
+    layer, ones = Dropout(p), torch.ones(1000, 1000)
+    dropped = layer(ones)
+    assert dropped.unique().tolist() == [0.0, pytest.approx(1 / (1 - p))]
+    assert abs(float((dropped == 0).double().mean()) - p) < 0.002  # four standard deviations of a million draws
+    assert torch.equal(layer.eval()(ones), ones)
 
 
 def test_mobilenet_has_17_blocks_and_three_downsamplings_for_32_pixels() -> None:

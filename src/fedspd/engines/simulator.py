@@ -29,7 +29,7 @@ from fedspd.core.graph import Graph
 from fedspd.core.learner import one_thread
 from fedspd.core.ledger import Traffic, traffic
 from fedspd.engines.block import BlockRunner, Header, Measures, Plan
-from fedspd.engines.processes import STOPPING, end_with_parent, signals_held_back
+from fedspd.engines.processes import STOPPING, end_with_parent, keep_memory, signals_held_back
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class RoundReport:
 class Simulator:
     def __init__(self, plan: Plan, workers: int = 1) -> None:
         self.plan = plan
+        keep_memory()
         workers = workers if plan.learner.device.type == "cpu" else 1  # a fork cannot use a GPU that its parent has used
         self.memory = _shared_tensor(plan) if workers > 1 else None
         blocks = balanced([len(y) for y in plan.train.y], workers)
