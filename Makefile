@@ -3,10 +3,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long bench docs clean
+.PHONY: help install demo test test-long bench bench-peers chaos docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## create .venv with everything in it, at the versions of constraints.txt
 
@@ -31,12 +31,18 @@ test: $(INSTALLED)  ## linters, types, import contracts and the tests
 test-long: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -m long
 
-bench: $(INSTALLED)  ## examples per second of local training, against a plain torch loop
-	$(BIN)/python benchmarks/training.py
+bench: $(INSTALLED)  ## how fast this machine trains: ratios, each with its target
+	$(BIN)/fedspd bench
+
+bench-peers: $(INSTALLED)  ## other simulators on the same work, each installed into an environment of its own
+	$(BIN)/python benchmarks/peers/run.py
+
+chaos: $(INSTALLED)  ## every fault on eight real peers in network namespaces (Linux, as root); writes the table of docs/reliability.md
+	PYTHONPATH=tools $(BIN)/python -m chaos
 
 docs: $(INSTALLED)  ## write docs/config.md anew from the code
 	$(BIN)/python tools/config_reference.py > docs/config.md
 
 clean:  ## remove .venv and all caches; runs/ stays
-	rm -rf .venv .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist src/*.egg-info
+	rm -rf .venv .venv-peers .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist src/*.egg-info
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -192,6 +192,14 @@ def test_a_draft_of_a_process_that_was_killed_is_swept_away(record):
     assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
 
 
+def test_whoever_only_reads_leaves_the_draft_of_a_process_at_work(record):
+    save(record, 1)
+    draft = record.folder / "checkpoints" / "round-000002.draft-999"
+    draft.mkdir()
+    assert Record(record.folder).latest()[1]["round"] == 1
+    assert draft.exists()
+
+
 def test_two_whole_checkpoints_as_a_kill_before_the_sweep_leaves_them(record):
     save(record, 1)
     older = record.folder / "checkpoints" / "round-000001"

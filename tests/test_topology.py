@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspd.core.errors import TopologyError
-from fedspd.core.exchange import Exchange, Neighbourhood, mixing_matrix
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.topology import KINDS, TopologyOptions, build, consensus_rate, describe, diameter, link_matrix, spectral_gap
@@ -323,9 +323,10 @@ def test_an_exchange_applies_this_matrix(clients, seed, rule, data):
     counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=clients, max_size=clients)))
     graph = graph_of("er", clients, seed, weights=rule)
     chosen_CK = torch.from_numpy(~active).long()[:, None]
-    offers = Exchange(chosen_CK, torch.zeros(clients, 1, 1), torch.from_numpy(counts)[:, None], chosen_CK)
-    applied = mixing_matrix(Neighbourhood.of(graph, range(clients), offers), torch.zeros(clients, 1, dtype=torch.long)).toarray()
-    np.testing.assert_allclose(link_matrix(graph, active, counts).toarray()[active], applied[active], atol=1e-15)
+    unit_N1N = torch.eye(clients, dtype=torch.float64)[:, None]
+    offers = Exchange(chosen_CK, unit_N1N, torch.from_numpy(counts)[:, None], chosen_CK)
+    applied_NN = Neighbourhood.of(graph, range(clients), offers).mean(torch.zeros_like(chosen_CK)).model_CMP[:, 0].numpy()
+    np.testing.assert_allclose(link_matrix(graph, active, counts).toarray()[active], applied_NN[active], atol=1e-15)
 
 
 def test_a_path_of_three_by_hand():
@@ -443,3 +444,46 @@ def test_describe_names_the_true_degree_and_what_is_not_known():
 def test_one_client_agrees_with_itself():
     facts = describe(build(TopologyOptions(), 1, KEY), KEY)
     assert (facts["edges"], facts["diameter"], facts["spectral_gap"], facts["consensus_rate"]) == (0, 0, 1, 1)
+
+
+# --- everyone hears everyone
+
+
+@pytest.mark.parametrize("rule", ["uniform", "metropolis"])
+@pytest.mark.parametrize("clients", [1, 2, 7])
+def test_what_is_said_of_a_complete_graph_is_what_its_list_of_edges_says(rule, clients):
+    listed = Graph.from_edges(clients, [(i, j) for i in range(clients) for j in range(i)], rule)
+    complete = Graph.complete(clients, rule)
+    assert diameter(complete) == diameter(listed)
+    assert spectral_gap(complete, KEY) == pytest.approx(spectral_gap(listed, KEY), abs=1e-12)
+    assert consensus_rate(complete, 2, KEY) == pytest.approx(consensus_rate(listed, 2, KEY), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["star", "complete"])
+def test_everyone_hears_everyone_without_a_list(kind):
+    """100,000 clients would have five billion edges."""
+    topology = build(TopologyOptions(kind=kind), 100_000, KEY)
+    assert topology.at(1).is_complete
+    assert topology.at(7) is topology.at(1)
+    assert describe(topology, KEY)["edges"] == 99_999 * 50_000
+
+
+def test_a_complete_graph_may_lose_edges():
+    topology = build(TopologyOptions(kind="complete", remove=0.5), 12, KEY)
+    assert topology.at(1).is_complete
+    assert 0 < len(topology.at(2).edges()) < pair_count(12)
+
+
+# --- robust means
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
+def test_a_robust_mean_is_described_as_uniform_weights_and_says_so(rule):
+    facts, plain = (describe(build(TopologyOptions(kind="ring", weights=w), 8, KEY), KEY) for w in (rule, "uniform"))
+    assert facts["spectral_gap"] == plain["spectral_gap"]
+    assert facts["notes"] == [f"{rule} is no matrix: spectral gap and p are those of uniform weights", *plain["notes"]]
+
+
+def test_a_server_cannot_clip():
+    with pytest.raises(TopologyError, match=r"topology\.weights = 'clipped' has no meaning for topology\.kind = 'star'"):
+        build(TopologyOptions(kind="star", weights="clipped"), 5, KEY)

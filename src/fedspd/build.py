@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedspd import models, topology
 from fedspd.config import Base, method_class, method_options
@@ -45,7 +45,9 @@ def build(config: Base, data: Any = None, model: ModelFactory | None = None) -> 
     if config.clusters > (fewest := int(np.diff(federation.train.start).min())):
         raise ConfigError(f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most one cluster per example.")
     algorithm = method_class(config)(clusters=config.clusters, **method_options(config))
-    plan = Plan(algorithm, _learner(config, federation, model), *_blocks(config, federation, network), federation.distributions, key)
+    examples = federation.train.x, federation.train.y
+    trainer = learner(config, federation.shape, federation.classes, examples, model)
+    plan = Plan(algorithm, trainer, *_blocks(config, federation, network), federation.distributions, key)
     last = config.clients + config.holdout_clients
     newcomers = plan.part(range(config.clients, last)) if config.holdout_clients else None
     return Experiment(config, federation, network, plan.part(range(config.clients)), newcomers)
@@ -72,27 +74,34 @@ def _usual_examples(source: Source, clients: int) -> int:
     return max(2, min(USUAL_EXAMPLES, int(0.8 * len(source.train.y) / clients)))
 
 
-def _learner(config: Base, federation: Federation, model: ModelFactory | None) -> Learner:
-    shape, classes, table = federation.shape, federation.classes, config.model
+def learner(
+    config: Base,
+    shape: tuple[int, ...],
+    classes: int,
+    examples: tuple[Tensor, Tensor] | None = None,
+    model: ModelFactory | None = None,
+) -> Learner:
+    """What trains the config's model on examples of this shape; it is tried on two of `examples`, or of zeros."""
+    table = config.model
     name = table.name or ("cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp")
     factory = partial(models.build, name, shape, classes, small=table.small, hidden=table.hidden)
     if model is not None:
         name, factory = "the given model", partial(model, shape, classes)
     sgd, loss, device = Sgd(**dict(config.sgd)), _loss(config, classes), _device(config)  # type: ignore[attr-defined]
     try:
-        learner = Learner(factory, sgd, loss, device, getattr(torch, config.dtype))
-        _check_output(learner, federation, name)
+        made = Learner(factory, sgd, loss, device, getattr(torch, config.dtype))
+        _check_output(made, examples or (torch.zeros(2, *shape), torch.zeros(2)), classes, name)
     except FedspdError:
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"model.name = '{name}': it does not work on examples of shape {shape}, with {said}") from error
-    return learner
+    return made
 
 
-def _check_output(learner: Learner, federation: Federation, name: str) -> None:
+def _check_output(learner: Learner, examples: tuple[Tensor, Tensor], classes: int, name: str) -> None:
     """Refuse a model whose output does not go with the targets, before anything is written."""
-    x, y, classes = federation.train.x[:2], federation.train.y[:2], federation.classes
+    x, y = examples[0][:2], examples[1][:2]
     expected = (len(y), classes) if classes else tuple(y.shape)
     found = tuple(learner.outputs(learner.flat, x).shape)
     if found != expected and not (classes and len(found) == 2 and found[1] > classes):
@@ -101,12 +110,13 @@ def _check_output(learner: Learner, federation: Federation, name: str) -> None:
 
 
 def _device(config: Base) -> torch.device:
+    best = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.empty(0, device=config.device).device
+        device = torch.empty(0, device=best if config.device == "auto" else config.device).device
     except (RuntimeError, AssertionError):
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device = '{config.device}': expected cpu, or cuda where there is one.")
+        raise ConfigError(f"device = '{config.device}': expected auto, cpu, or cuda where there is one.")
     return device
 
 

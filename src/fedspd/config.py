@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 
 from fedspd.algorithms import METHODS
 from fedspd.core.errors import ConfigError, nearest
+from fedspd.core.graph import LinkRule
 from fedspd.core.learner import Sgd
 from fedspd.core.named import named
 from fedspd.data.mixtures import MIXTURES, MixtureOptions
@@ -60,8 +61,10 @@ class TopologyTable(Table):
     probability: float | None = Field(None, description="er: probability of an edge, instead of the degree")
     radius: float | None = Field(None, description="rgg: reach in the unit square, instead of the degree")
     file: str | None = Field(None, description="file: an edge list, one `i j` per line")
-    weights: Literal["uniform", "metropolis", "examples"] | None = Field(
-        None, description="link weights; a star's default is examples, else uniform (Eq. 1)"
+    weights: LinkRule | None = Field(
+        None,
+        description="how a mean weighs what it hears; a star's default is examples, else uniform (Eq. 1); "
+        "median, trimmed, clipped: against a neighbour that lies",
     )
     remove: float = Field(0.0, description="dynamic graph: probability that an edge goes in a round; others come at the same rate")
 
@@ -91,7 +94,7 @@ class Base(Table):
     holdout_clients: int = Field(0, ge=0, description="further clients that take no part in training and join after it")
     rounds: int = Field(30, ge=1, description="rounds of training (T)")
     evaluate_every: int = Field(1, ge=1, description="rounds between two tests of all clients")
-    device: str = Field("cpu", description="cpu, cuda or cuda:0")
+    device: str = Field("cpu", description="cpu, cuda or cuda:0; auto: cuda where there is one, else cpu")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of the numbers in a model")
     loss: Literal["auto", "cross_entropy", "squared_error"] = Field(
         "auto", description="auto: cross_entropy for classes, else squared_error"

@@ -1,16 +1,31 @@
-"""What a run will cost, before it runs: a few clients really do one round, and the rest is counted."""
+"""What a run will cost, before it runs: a few clients really do one round, and the rest is counted or rehearsed."""
 
 import dataclasses
+import gc
+import multiprocessing
 import resource
 import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedspd.build import Experiment
+from fedspd.core.block import Block
+from fedspd.core.errors import WorkerError
 from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
 from fedspd.core.ledger import SERVER, Traffic
+from fedspd.engines.block import Plan
+from fedspd.engines.processes import give_memory_back
 from fedspd.engines.simulator import Simulator
 from fedspd.record import Json
 
 SAMPLE = 6  # clients that try a round
+REHEARSED = 256 << 20  # bytes of state that a rehearsal handles
+ROUNDS = 10  # of a rehearsal: a method may do more in some of them
 
 
 def estimate(experiment: Experiment, workers: int = 1) -> Json:
@@ -20,8 +35,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
     engine = Simulator(sample)
     engine.begin()
     graph = experiment.topology.at(1)
-    everyone = Graph.from_edges(len(sample.train), [(i, j) for i in range(len(sample.train)) for j in range(i)], server=graph.server)
-    report = engine.round(max(2, config.rounds // 2 + 1), everyone)  # the first one is longer
+    report = engine.round(max(2, config.rounds // 2 + 1), Graph.complete(len(sample.train), server=graph.server))  # the first one is longer
     final = engine.finish(config.rounds + 1)
     clients = plan.clients / len(sample.train)
     rounds = config.rounds + plan.learner.sgd.first_round - 1
@@ -30,7 +44,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
         "clients": plan.clients,
         "rounds": config.rounds,
         "numbers_in_a_model": plan.learner.size,
-        "memory": _memory(experiment, engine, report.traffic),
+        "memory": _memory(experiment, engine, report.traffic, workers),
         "bytes": _bytes(report.traffic, len(sample.train), graph, config.rounds),
         "steps": round((report.steps * rounds + final.steps) * clients),
         "seconds": round(seconds, 1),
@@ -38,22 +52,83 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
     }
 
 
-def _memory(experiment: Experiment, engine: Simulator, sent: list[Traffic]) -> Json:
-    """Bytes at the peak of a round: the state and its successor, what is offered twice over, the data, the program."""
-    state = engine.workers[0].desk.runner.state  # type: ignore[union-attr]
-    tensors = [getattr(state, field.name) for field in dataclasses.fields(state)]
-    clients = experiment.plan.clients
-    per_client = sum(tensor.nbytes for tensor in tensors) / len(tensors[0])
-    offered = max((traffic.copies * traffic.model_bytes for traffic in sent), default=0) / len(tensors[0])
-    parts = (experiment.federation.train, experiment.federation.test)
-    unit = 1 if sys.platform == "darwin" else 1024
+# ---- memory
+
+
+class Idle(Learner):
+    """A learner that learns nothing: what a round then allocates is what it needs besides the training of one client."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.__dict__.update(learner.__dict__)
+
+    def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:
+        return model_CP.clone()
+
+    def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
+        return torch.zeros(*model_CSP.shape[:2], data.width, dtype=self.dtype)
+
+
+def _memory(experiment: Experiment, engine: Simulator, sent: list[Traffic], workers: int) -> Json:
+    """Bytes at the peak of a run: the program with its data as they are now, and what rounds of all clients add."""
+    state = engine.workers[0].desk.runner.tables()  # type: ignore[union-attr]
+    sample = len(next(iter(state.values())))
+    per_client = sum(table.nbytes for table in state.values()) / sample
+    offered = max((traffic.copies * traffic.model_bytes for traffic in sent), default=0) / sample
+    plan = experiment.plan
+    rehearsed = plan.first(max(1, round(REHEARSED / per_client)))
+    program, peak = _rehearse(dataclasses.replace(rehearsed, learner=Idle(plan.learner)), experiment)
+    shared = offered if workers > 1 else 0  # where the offers of all workers meet
     found = {
-        "state": round(2 * per_client * clients),
-        "offers": round(2 * offered * clients),
-        "data": sum(part.x.nbytes + part.y.nbytes for part in parts),
-        "program": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "program": program,
+        "state": round(per_client * plan.clients),
+        "rounds": round(((peak - program) / rehearsed.clients + shared - per_client) * plan.clients),
     }
     return {**found, "total": sum(found.values())}
+
+
+def _rehearse(plan: Plan, experiment: Experiment) -> tuple[int, int]:
+    """Bytes before idle rounds and at their peak, by a fork of this process: it takes its memory with it, and has a peak of its own."""
+    gc.collect()  # a fork should not begin with garbage
+    give_memory_back()
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_idle_rounds, args=(plan, _like(experiment.topology.at(1), plan.clients), experiment.config.rounds, there)
+    )
+    process.start()
+    there.close()
+    try:
+        before, peak = here.recv()
+    except EOFError:
+        process.join()
+        raise WorkerError(f"The rehearsal of a round ended with exit code {process.exitcode} (-9 is often a lack of memory).") from None
+    process.join()
+    return before, peak
+
+
+def _idle_rounds(plan: Plan, graph: Graph, rounds: int, answer: Connection) -> None:
+    before = _peak()
+    engine = Simulator(plan)
+    engine.begin()
+    for t in range(1, min(rounds, ROUNDS) + 1):
+        engine.round(t, graph)
+    engine.finish(rounds + 1)
+    answer.send((before, _peak()))
+
+
+def _like(graph: Graph, clients: int) -> Graph:
+    """A graph of so many clients, with as many neighbours."""
+    reach = round(float(graph.degree.mean()) / 2)
+    if graph.is_complete or 2 * reach >= clients:
+        return Graph.complete(clients, graph.rule, graph.server)
+    return Graph.from_edges(clients, [(i, (i + hop) % clients) for i in range(clients) for hop in range(1, reach + 1)], graph.rule)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ---- traffic
 
 
 def _bytes(sent: list[Traffic], sample: int, graph: Graph, rounds: int) -> Json:

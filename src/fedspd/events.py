@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspd.engines.block import Measures
-from fedspd.engines.simulator import RoundReport
+from fedspd.engines.engine import RoundReport
 from fedspd.metrics import Spread, purity, switched_clients
 from fedspd.record import Json, Record
 

@@ -1,13 +1,15 @@
 """A run from its start, or from its last checkpoint, to its result."""
 
 import hashlib
+import os
 import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from torch import Tensor, nn
 from fedspd import topology
 from fedspd.build import Experiment, ModelFactory, build
 from fedspd.config import Base, as_dict, as_toml, config_hash, load, validate
-from fedspd.core.errors import ConfigError, RecordError
+from fedspd.core.errors import ConfigError, MissingExtra, RecordError, WorkerError, nearest
 from fedspd.core.keys import Key
 from fedspd.core.learner import keyed_randomness
 from fedspd.engines.block import BlockRunner, Plan
+from fedspd.engines.engine import BlockLost, Engine
 from fedspd.engines.simulator import Simulator
 from fedspd.events import measured, round_event, summary
 from fedspd.newcomers import attached, welcome
@@ -31,6 +34,9 @@ from fedspd.record import Json, Record
 
 Listener = Callable[[Json], None]
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints
+ENGINES = ("processes", "ray")
+RAY_IS_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+LOSSES = 3  # of blocks, in a row and without a new checkpoint, are borne
 
 
 # ---- running
@@ -43,7 +49,9 @@ def run(
     model: ModelFactory | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
+    engine: str = "processes",
+    address: str | None = None,
     listener: Listener | None = None,
 ) -> "Result":
     """Train, and return what came out.
@@ -53,22 +61,23 @@ def run(
     model      a factory model(shape, classes) -> nn.Module: instead of model.name
     out        the run folder; without one the records live as long as the Result
     resume     continue the run in `out`
-    workers    processes; the result does not depend on their number
+    workers    processes, default 1; on a Ray cluster actors, default one per CPU; the result does not depend on their number
+    engine     processes of this machine, or ray (extra `ray`)
+    address    of a Ray cluster: auto, or HOST:PORT of its head; default: one of its own on this machine
     listener   called with every event of the run, as it is recorded
     """
-    if workers < 1:
-        raise ConfigError(f"workers = {workers}: expected at least 1.")
     if resume and out is None:
         raise ConfigError("resume = True needs the run folder to continue: give it as out.")
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
     settings = _resumed_config(folder, config) if resume else as_config(config)
-    experiment = build(settings, data, model)
-    record = _open(folder, experiment, resume)
-    try:
-        _train(experiment, record, workers, listener or (lambda event: None))
-    finally:
-        record.release()
+    with _engine(engine, workers, address) as make:
+        experiment = build(settings, data, model)
+        record = _open(folder, experiment, resume)
+        try:
+            _train(experiment, record, make, listener or (lambda event: None))
+        finally:
+            record.release()
     return Result(folder, experiment, record.read("result.json"), temporary)
 
 
@@ -146,28 +155,57 @@ def _about(experiment: Experiment) -> Json:
     }
 
 
-def _train(experiment: Experiment, record: Record, workers: int, listener: Listener) -> None:
-    config = experiment.config
-    with _simulator(experiment.plan, workers) as engine:
-        done = _restore(engine, record)
-        listener({"event": "start", "round": done, "rounds": config.rounds, "method": config.method})
-        if done <= config.rounds:
-            _rounds(experiment, engine, record, done, listener)
-            _final_phase(experiment, engine, record, listener)
-        if not (record.folder / "result.json").exists():
-            record.write("result.json", summary(record, engine.digests()))
-
-
 @contextmanager
-def _simulator(plan: Plan, workers: int) -> Iterator[Simulator]:
-    engine = Simulator(plan, workers)
+def _engine(name: str, workers: int | None, address: str | None) -> Iterator[Callable[[Plan], Engine]]:
+    """What makes the engine; a cluster is joined before anything is built or written."""
+    if name not in ENGINES:
+        raise ConfigError(f"engine = '{name}' is no known engine; {nearest(name, ENGINES)}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers = {workers}: expected at least 1.")
+    if name == "processes":
+        if address is not None:
+            raise ConfigError(f"address = '{address}': only --engine ray has one; add that, or leave the address out.")
+        yield partial(Simulator, workers=workers or 1)
+        return
+    os.environ.update({**RAY_IS_QUIET, **os.environ})  # first: Ray reads some of it when it is imported
     try:
-        yield engine
-    finally:
-        engine.close()
+        from fedspd.engines.ray_cluster import RayCluster, joined
+    except ImportError:
+        raise MissingExtra("--engine ray", "ray") from None
+    with joined(address, workers):
+        yield partial(RayCluster, workers=workers)
 
 
-def _restore(engine: Simulator, record: Record) -> int:
+def _train(experiment: Experiment, record: Record, make: Callable[[Plan], Engine], listener: Listener) -> None:
+    """To the end, however often a block is lost, as long as there is progress in between."""
+    event: Json = {"event": "start", "rounds": experiment.config.rounds, "method": experiment.config.method}
+    done, losses = -1, 0
+    with closing(make(experiment.plan)) as engine:
+        while True:
+            try:
+                before, done = done, _restore(engine, record)
+                losses = 0 if done > before else losses
+                listener({**event, "round": done})
+                event["event"] = "restart"
+                return _complete(experiment, engine, record, done, listener)
+            except BlockLost as error:
+                losses += 1
+                if losses > LOSSES:
+                    raise WorkerError(
+                        f"{error}, {losses} times without a checkpoint in between: look for the cause, then --resume."
+                    ) from None
+                event["alarms"] = [f"{error}: the run goes on from its last checkpoint."]
+
+
+def _complete(experiment: Experiment, engine: Engine, record: Record, done: int, listener: Listener) -> None:
+    if done <= experiment.config.rounds:
+        _rounds(experiment, engine, record, done, listener)
+        _final_phase(experiment, engine, record, listener)
+    if not (record.folder / "result.json").exists():
+        record.write("result.json", summary(record, engine.digests()))
+
+
+def _restore(engine: Engine, record: Record) -> int:
     """The rounds that are done; the final phase counts as one more."""
     latest = record.latest()
     if latest is None:
@@ -180,7 +218,7 @@ def _restore(engine: Simulator, record: Record) -> int:
     return int(content["round"])
 
 
-def _rounds(experiment: Experiment, engine: Simulator, record: Record, done: int, listener: Listener) -> None:
+def _rounds(experiment: Experiment, engine: Engine, record: Record, done: int, listener: Listener) -> None:
     rounds, saved_at, cost = experiment.config.rounds, time.perf_counter(), 0.0
     for t in range(done + 1, rounds + 1):
         report = engine.round(t, experiment.topology.at(t))
@@ -196,7 +234,7 @@ def _rounds(experiment: Experiment, engine: Simulator, record: Record, done: int
             cost = saved_at - now
 
 
-def _final_phase(experiment: Experiment, engine: Simulator, record: Record, listener: Listener) -> None:
+def _final_phase(experiment: Experiment, engine: Engine, record: Record, listener: Listener) -> None:
     t = experiment.config.rounds + 1
     joined = {"newcomers": _newcomers(experiment, engine, t)} if experiment.newcomers else {}
     report = engine.finish(t)
@@ -207,7 +245,7 @@ def _final_phase(experiment: Experiment, engine: Simulator, record: Record, list
     listener(event)
 
 
-def _newcomers(experiment: Experiment, engine: Simulator, t: int) -> Json:
+def _newcomers(experiment: Experiment, engine: Engine, t: int) -> Json:
     assert experiment.newcomers is not None
     graph = attached(experiment.topology.at(t - 1), experiment.newcomers.clients, Key(experiment.config.seed))
     measures, sent = welcome(experiment.newcomers, graph, engine.shared(), t)

@@ -12,11 +12,11 @@ from fedspd.record import Json
 
 
 def attached(graph: Graph, newcomers: int, key: Key) -> Graph:
-    """The graph with newcomers behind its clients, each with as many neighbours as a client has on average."""
+    """Newcomers behind the graph's clients, each with as many neighbours as a client has on average; only their links count."""
     n = graph.clients
     degree = n if graph.server else min(n, max(1, round(float(graph.degree.mean()))))
     links = [(n + i, int(j)) for i in range(newcomers) for j in key.of("newcomer", i).numpy().choice(n, degree, replace=False)]
-    return Graph.from_edges(n + newcomers, [*(tuple(edge) for edge in graph.edges().tolist()), *links])
+    return Graph.from_edges(n + newcomers, links)
 
 
 def welcome(plan: Plan, graph: Graph, offers: Exchange, round: int) -> tuple[Measures, Json]:

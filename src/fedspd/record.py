@@ -145,8 +145,8 @@ class Record:
 
     def latest(self) -> tuple[Path, Json] | None:
         """The newest whole checkpoint and what it says of itself."""
-        for draft in (self.folder / "checkpoints").glob("*.draft-*"):
-            shutil.rmtree(draft, ignore_errors=True)
+        if self._lock is not None:  # else a draft may be somebody's who is at work on it
+            self._sweep()
         if not (found := self._checkpoints()):
             return None
         folder = found[-1]
@@ -155,9 +155,13 @@ class Record:
             if not (folder / name).exists() or _sha256(folder / name) != expected:
                 raise RecordError(
                     f"The checkpoint file '{folder / name}' is missing or damaged (its SHA-256 is not the one recorded): "
-                    "restore it from a copy, or start a new run with --out."
+                    "restore it from a copy, or start anew in another folder."
                 )
         return folder, content
+
+    def _sweep(self) -> None:
+        for draft in (self.folder / "checkpoints").glob("*.draft-*"):
+            shutil.rmtree(draft, ignore_errors=True)
 
     def rewind(self, size: int) -> None:
         """Forget the events of rounds that will be run again."""
@@ -250,8 +254,14 @@ def disk(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         reason = "the disk is full" if full else str(error)
-        again = f"continue with 'fedspd run --resume {folder}'" if (folder / "run.json").exists() else "start the run again"
-        raise RecordError(f"The run folder '{folder}' could not be written ({reason}): put that right, then {again}.") from None
+        raise RecordError(f"The run folder '{folder}' could not be written ({reason}): put that right, then {_again(folder)}.") from None
+
+
+def _again(folder: Path) -> str:
+    """How a person goes on with what the folder holds: a run, or the rounds of a node."""
+    if not (folder / "run.json").exists():
+        return "start the run again"
+    return "start the node again" if "node" in _read_json(folder / "run.json") else f"continue with 'fedspd run --resume {folder}'"
 
 
 def _sha256(path: Path) -> str:

@@ -100,6 +100,22 @@ def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, 
         assert torch.equal(part.heard_CM, whole.heard_CM[low:high])
 
 
+@given(seeds, st.integers(1, 20), st.integers(1, 3), st.sampled_from(["uniform", "metropolis", "examples", "median", "trimmed", "clipped"]))
+def test_a_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, clusters, rule):
+    """One mean per cluster serves all clients; whoever is silent is left out of it."""
+    rng = np.random.default_rng(seed)
+    listed = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i)], rule)
+    offers = random_offers(rng, n, clusters, int(rng.integers(1, clusters + 1)), 2)
+    clients, speaking = np.sort(rng.permutation(n)[: rng.integers(1, n + 1)]).tolist(), np.flatnonzero(rng.random(n) < 0.7)
+    for ids in (None, speaking):
+        heard = offers if ids is None else rows(offers, ids)
+        first, second = (Neighbourhood.of(graph, clients, heard, ids) for graph in (Graph.complete(n, rule), listed))
+        for found, expected in zip(first.mean(offers.want_CM[clients]), second.mean(offers.want_CM[clients]), strict=True):
+            assert torch.equal(found, expected)
+        for c in range(len(clients)):
+            assert [other[:3] for other in first.heard(c)] == [other[:3] for other in second.heard(c)]
+
+
 @pytest.mark.parametrize("rule", ["uniform", "metropolis", "examples"])
 def test_a_client_alone_gets_the_bits_it_gets_in_a_block(rule):
     """With 8, 16 or 24 links in many rows, where a sum in pairs would change its order with one more term."""

@@ -1,6 +1,9 @@
 """Closed neighbourhoods, degrees and edges of graphs that fit on a napkin."""
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedspd.core.graph import Graph
 
@@ -20,6 +23,29 @@ def test_direction_order_repeats_and_loops_of_the_edges_do_not_matter():
     assert graph.edges().tolist() == [[0, 1], [0, 3]]
     assert graph.closed(0).tolist() == [0, 1, 3]
     assert graph.closed(2).tolist() == [2]
+
+
+@given(st.integers(1, 12), st.sampled_from(["uniform", "metropolis"]))
+def test_a_complete_graph_is_the_one_with_all_edges(n, rule):
+    """Though it holds no list of them."""
+    complete = Graph.complete(n, rule)
+    listed = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i)], rule)
+    assert (complete.lists, complete.is_complete, listed.is_complete) == (None, True, False)
+    for name in ("clients", "rule", "server"):
+        assert getattr(complete, name) == getattr(listed, name)
+    for name in ("offset", "member", "degree"):
+        np.testing.assert_array_equal(getattr(complete, name), getattr(listed, name))
+    np.testing.assert_array_equal(complete.edges(), listed.edges())
+    for i in range(n):
+        np.testing.assert_array_equal(complete.closed(i), listed.closed(i))
+        np.testing.assert_array_equal(complete.neighbours(i), listed.neighbours(i))
+
+
+@pytest.mark.parametrize("graph", [Graph.from_edges(4, [(0, 1), (1, 3)]), Graph.complete(4)])
+def test_pairs_are_the_closed_neighbourhoods_of_the_clients_that_are_asked_for(graph):
+    hearer_H, heard_H = graph.pairs([3, 1])
+    expected = [(0, j) for j in graph.closed(3)] + [(1, j) for j in graph.closed(1)]
+    assert list(zip(hearer_H.tolist(), heard_H.tolist(), strict=True)) == expected
 
 
 def test_clients_without_an_edge_hear_themselves():

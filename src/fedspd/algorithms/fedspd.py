@@ -84,10 +84,10 @@ class FedSPD:
         want_CM = torch.arange(self.clusters).expand(len(data), -1) if aligning else chosen_CK
         weight_CK = torch.stack([(state.assignment_CE == chosen[:, None]).sum(1) for chosen in chosen_CK.T], 1)
         neighbourhood = yield Exchange(chosen_CK, trained_CKP, weight_CK, want_CM, state.note_C)  # step 2: exchange
-        own_CSP = put(state.centers_CSP, chosen_CK, trained_CKP)
-        centers_CSP = put(own_CSP, chosen_CK, neighbourhood.mean(chosen_CK).model_CMP)  # step 3: Eq. 1
+        own_CSP = put(state.centers_CSP, chosen_CK, trained_CKP) if aligning else None
+        centers_CSP = put(state.centers_CSP, chosen_CK, neighbourhood.mean(chosen_CK).model_CMP)  # step 3: Eq. 1
         state = replace(state, centers_CSP=centers_CSP, trained_CS=state.trained_CS.scatter(1, chosen_CK, True))
-        if aligning:
+        if own_CSP is not None:
             state = align(learner, state, own_CSP, neighbourhood)
         return cluster_examples(learner, state, data)  # step 4: data clustering
 

@@ -19,11 +19,19 @@ from fedspd.config import METHOD_TABLES, load
 from fedspd.core.errors import ConfigError
 from fedspd.estimate import estimate
 from fedspd.record import Json
-from fedspd.report import pages
 from fedspd.trackers import TensorBoard
 
 
-def run(settings: list[str], out: Path | None, resume: Path | None, workers: int, tensorboard: bool, as_json: bool) -> None:
+def run(
+    settings: list[str],
+    out: Path | None,
+    resume: Path | None,
+    workers: int | None,
+    engine: str,
+    address: str | None,
+    tensorboard: bool,
+    as_json: bool,
+) -> None:
     if resume is not None and (settings or out):
         raise ConfigError("--resume continues a run as it was started: give no config, no values and no --out with it.")
     path, overrides = split(settings)
@@ -31,8 +39,16 @@ def run(settings: list[str], out: Path | None, resume: Path | None, workers: int
     folder = resume or out or new_folder(f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run")
     with _resumable(folder), Progress(as_json) as progress:
         listeners = [progress.listen, *([TensorBoard(folder / "tensorboard").listen] if tensorboard else [])]
-        result = experiment.run(config, out=folder, resume=resume is not None, workers=workers, listener=_all(listeners))
-        pages.write_figures([folder], folder / "figures")
+        result = experiment.run(
+            config,
+            out=folder,
+            resume=resume is not None,
+            workers=workers,
+            engine=engine,
+            address=address,
+            listener=_all(listeners),
+        )
+        _draw([folder], folder / "figures")
     _show({result.summary["method"]: result.summary}, folder, as_json)
 
 
@@ -63,7 +79,7 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
         with _resumable(folder / method), Progress(as_json) as progress:
             result = experiment.run(experiment.with_method(config, method), out=folder / method, workers=workers, listener=progress.listen)
         summaries[method] = result.summary
-    pages.write_figures([folder / method for method in summaries], folder / "figures")
+    _draw([folder / method for method in summaries], folder / "figures")
     _show(summaries, folder, as_json)
 
 
@@ -110,7 +126,15 @@ def _resumable(folder: Path) -> Iterator[None]:
         raise
 
 
+def _draw(runs: list[Path], folder: Path) -> None:
+    from fedspd.report import pages  # here: its libraries take as long to import as torch, and a run need not wait for them
+
+    pages.write_figures(runs, folder)
+
+
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
+    from fedspd.report import pages
+
     console = Console(stderr=as_json)
     console.print(pages.table(summaries))
     for summary in summaries.values():

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedspd.cli import data, topology
+from fedspd.cli import data, network, node, topology
 from fedspd.core.errors import FedspdError
 
 STOPPED = 130  # what typer makes of a KeyboardInterrupt
@@ -24,7 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data.app, name="data")
+app.add_typer(network.app, name="network")
 app.add_typer(topology.app, name="topology")
+app.add_typer(node.app, name="node")
 
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="a TOML file, then values on top of it")]
 Workers = Annotated[int, typer.Option(min=1, help="processes; results do not depend on it")]
@@ -40,7 +42,9 @@ def run(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="run folder; default: a new one in runs/")] = None,
     resume: Annotated[Path | None, typer.Option(help="continue the run in this folder")] = None,
-    workers: Workers = CORES,
+    workers: Annotated[int | None, typer.Option(min=1, help="processes; default: one per core; results do not depend on it")] = None,
+    engine: Annotated[str, typer.Option(help="processes of this machine, or ray: actors on a cluster")] = "processes",
+    address: Annotated[str | None, typer.Option(help="of a Ray cluster: auto, or HOST:PORT; default: one of its own, here")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files into the run folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only estimate memory, bytes, gradient steps and time")] = False,
     as_json: AsJson = False,
@@ -49,9 +53,10 @@ def run(
     from fedspd.cli import commands
 
     if dry_run:
-        commands.dry_run(settings or [], workers, as_json)
+        commands.dry_run(settings or [], workers or CORES, as_json)
     else:
-        commands.run(settings or [], out, resume, workers, tensorboard, as_json)
+        workers = CORES if workers is None and engine == "processes" else workers
+        commands.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -114,6 +119,31 @@ def methods(as_json: AsJson = False) -> None:
     from fedspd.cli import commands
 
     commands.methods(as_json)
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="half a minute, whose numbers mean little")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="instead: a round of eight real peers against the simulator's")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How fast this machine trains: ratios to a plain torch loop, each with its target."""
+    from fedspd.cli import bench
+
+    (bench.peers if peers else bench.bench)(quick, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def up(
+    settings: Settings = None,
+    nodes: Annotated[int | None, typer.Option(min=2, help="how many peers; default: the config's clients")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of the network; the same one again continues it")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A whole network of real peers on this machine, one process each, over mutual TLS."""
+    from fedspd.cli import up
+
+    up.up(settings or [], nodes, out, as_json)
 
 
 def main() -> None:

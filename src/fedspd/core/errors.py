@@ -7,6 +7,11 @@
       RecordError        a run folder that exists, is not one, or does not fit
       MissingExtra       an optional dependency that is not installed
       WorkerError        a worker process that ended before its work was done
+      NodeError          a peer that cannot start, or cannot go on
+      TransportError     a neighbour that could not be asked, or that said something of no use
+        Unreachable      nobody answered in time
+        Refused          the neighbour answered, and says why it will not do it
+        Rubbish          what came breaks a rule of the wire: its size, checksum, shape, type, sender or round
 
 A message is one sentence to a person: the key, the value, what was expected, what to do.
 The command line prints it without a traceback and ends with `exit_code`.
@@ -43,6 +48,26 @@ class MissingExtra(FedspdError):
 
 class WorkerError(FedspdError):
     exit_code = 1
+
+
+class NodeError(FedspdError):
+    exit_code = 1
+
+
+class TransportError(FedspdError):
+    exit_code = 1
+
+
+class Unreachable(TransportError):
+    pass
+
+
+class Refused(TransportError):
+    pass
+
+
+class Rubbish(TransportError):
+    pass
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

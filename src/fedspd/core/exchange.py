@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspd.core.graph import Graph, LinkRule
+from fedspd.core.learner import one_thread
+from fedspd.core.robust import ROBUST
+
+AT_ONCE = 1 << 24  # numbers that a robust mean looks at together
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,29 @@ class Neighbourhood:
     degree_C: NDArray[np.int64]  # in the whole graph
     degree_N: NDArray[np.int64]  # of the N clients heard from, in the whole graph
     rule: LinkRule = "uniform"
+    alike: bool = False  # all clients hear the same and weigh it alike: the pairs are those of the first one
 
     @classmethod
     def of(cls, graph: Graph, clients: Sequence[int], offers: Exchange, sender_ids: NDArray[np.int64] | None = None) -> "Neighbourhood":
         """Whoever is not among the sender_ids is silent and is left out. None: everybody speaks."""
         ids = np.arange(graph.clients) if sender_ids is None else sender_ids
-        closed = [graph.closed(i) for i in clients]
+        alike = graph.is_complete and graph.rule not in ("metropolis", "clipped")
+        hearer, heard = graph.pairs(clients[:1] if alike else clients)
         if sender_ids is not None:
-            closed = [np.intersect1d(members, ids, assume_unique=True) for members in closed]
-        hearer = np.repeat(np.arange(len(clients)), [len(members) for members in closed])
-        sender = np.searchsorted(ids, np.concatenate(closed))
+            speaks = np.isin(heard, ids)
+            hearer, heard = hearer[speaks], heard[speaks]
         degree = graph.degree
-        return cls(np.asarray(clients), hearer, sender, ids, offers, degree[list(clients)], degree[ids], graph.rule)
+        sender = np.searchsorted(ids, heard)
+        return cls(np.asarray(clients), hearer, sender, ids, offers, degree[list(clients)], degree[ids], graph.rule, alike)
 
     def mean(self, want_CM: Tensor) -> Mean:
         """Eq. 1: for each client, the mean of the models of each wanted cluster that were offered around it."""
-        return keyed_mean(self, want_CM)
+        average = robust_mean if self.rule in ROBUST else keyed_mean
+        if not self.alike:
+            return average(self, want_CM)
+        wanted, place_CM = torch.unique(want_CM, return_inverse=True)
+        mean = average(self, wanted[None])
+        return Mean(*(part[0][place_CM.to(part.device)] for part in mean))
 
     def mean_or_kept(self, centers_CSP: Tensor) -> Tensor:
         """For every cluster the mean of what is heard of it; where nothing is, the client's own center."""
@@ -80,7 +91,8 @@ class Neighbourhood:
     def heard(self, c: int) -> Iterator[Heard]:
         """The models that client c of the block received from others."""
         offers = self.offers
-        for n in self.sender_H[self.hearer_H == c]:
+        low, high = np.searchsorted(self.hearer_H, [0, 1] if self.alike else [c, c + 1])
+        for n in self.sender_H[low:high]:
             if self.sender_ids[n] == self.clients[c]:
                 continue
             note = 0 if offers.note_C is None else int(offers.note_C[n])
@@ -94,11 +106,35 @@ def keyed_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
     Every sum runs over the senders in ascending order, whatever the block, so the result does too.
     """
     matrix = mixing_matrix(heard, want_CM)
-    N, K, P = heard.offers.model_CKP.shape
-    C, M = want_CM.shape
-    mean = _times(matrix, heard.offers.model_CKP.reshape(N * K, P))
-    count = torch.from_numpy(np.diff(matrix.indptr)).reshape(C, M)
-    return Mean(mean.reshape(C, M, P), count.to(mean.device) > 0)
+    mean = _times(matrix, heard.offers.model_CKP.flatten(0, 1))
+    return _as_mean(mean, matrix, want_CM)
+
+
+def robust_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
+    """As keyed_mean, by a rule that no matrix can express."""
+    matrix, model_AP = mixing_matrix(heard, want_CM), heard.offers.model_CKP.flatten(0, 1)
+    M, K = want_CM.shape[1], heard.offers.cluster_CK.shape[1]
+    mean = model_AP.new_zeros(matrix.shape[0], model_AP.shape[1])
+    for row_R, column_RH in _rows_of_one_length(matrix, AT_ONCE // max(1, model_AP.shape[1])):
+        own_RH = heard.sender_ids[column_RH // K] == heard.clients[row_R // M][:, None]
+        row, column, own = (torch.from_numpy(part).to(model_AP.device) for part in (row_R, column_RH, own_RH))
+        with one_thread():
+            mean[row] = ROBUST[heard.rule](model_AP[column], own)
+    return _as_mean(mean, matrix, want_CM)
+
+
+def _rows_of_one_length(matrix: "sparse.csr_array[np.float64]", most: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """row_R and column_RH of the rows with H entries each, for every H above 0, at most about so many entries at a time."""
+    length = np.diff(matrix.indptr)
+    for H in np.unique(length[length > 0]).tolist():
+        rows = np.flatnonzero(length == H)
+        for row_R in np.split(rows, range(step := max(1, most // H), len(rows), step)):
+            yield row_R, matrix.indices[matrix.indptr[row_R][:, None] + np.arange(H)].astype(np.int64)
+
+
+def _as_mean(mean: Tensor, matrix: "sparse.csr_array[np.float64]", want_CM: Tensor) -> Mean:
+    count = torch.from_numpy(np.diff(matrix.indptr)).reshape(want_CM.shape)
+    return Mean(mean.reshape(*want_CM.shape, mean.shape[1]), count.to(mean.device) > 0)
 
 
 def mixing_matrix(heard: Neighbourhood, want_CM: Tensor) -> "sparse.csr_array[np.float64]":
@@ -122,7 +158,7 @@ def _links(
     if heard.rule == "examples":
         link = heard.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
         return np.where(np.bincount(row, link)[row] > 0, link, 1.0)  # no example behind any of a row: all alike
-    if heard.rule == "uniform":
+    if heard.rule != "metropolis":
         return np.ones(len(sender))
     link = 1.0 / (1.0 + np.maximum(heard.degree_C[hearer], heard.degree_N[sender]))
     own = heard.sender_ids[sender] == heard.clients[hearer]

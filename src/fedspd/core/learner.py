@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
+from fedspd.core.vmapped import Together
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 EVALUATION_BATCH = 512
@@ -91,8 +92,10 @@ class Learner:
         with keyed_randomness(Key(0), self.device):
             self.module = factory().to(device=self.device, dtype=dtype)
         self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+        self.module.eval()  # now the module's mode is that of its layers
         self._lay_out()
         self.norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        self.together = None if self.device.type == "cpu" else Together(self)  # by a rule: a timing may come out otherwise next time
 
     @property
     def classifies(self) -> bool:
@@ -110,13 +113,13 @@ class Learner:
         start = 0
         for p in parameters:
             with torch.no_grad():
-                p.data = self._view(self.flat, start, p).copy_(p)
+                p.data = self.view(self.flat, start, p).copy_(p)
             if p.requires_grad:
-                p.grad = self._view(self.gradient, start, p)
+                p.grad = self.view(self.gradient, start, p)
             start += p.numel()
         self.buffers = [self._adopt(owner, name, b, at) for (owner, name, b), at in zip(buffers, _starts(start, buffers), strict=True)]
 
-    def _view(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
+    def view(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
         """Convolution weights lie in channels-last order, which the CPU's kernels read faster."""
         piece = flat[start : start + like.numel()]
         if self.channels_last and like.ndim == 4:
@@ -191,28 +194,48 @@ class Learner:
         """
         rates = self.sgd.rates(key.round) if rates is None else rates
         momentum = self.sgd.momentum if momentum is None else momentum
-        trained = []
+
+        def lesson(c: int) -> Lesson:
+            every = slice(len(data.y[c])) if only_CE is None else only_CE[c, : len(data.y[c])].nonzero()[:, 0]
+            weight = None if weight_CE is None else weight_CE[c, every].to(self.dtype)
+            pull = None if anchor_CP is None or pull_C is None else (anchor_CP[c, : self.weights], float(pull_C[c]))
+            return Lesson(data.x[c][every], data.y[c][every], weight, pull, rates, momentum)
+
         with self.timed("train"), one_thread():
+            if self.together is not None:
+                return self._train_together(self.together, model_CP, [lesson(c) for c in range(len(data))], data.clients, key)
+            trained_CP = torch.empty(model_CP.shape, dtype=self.dtype, device=self.device)
             for c, client in enumerate(data.clients):
-                every = slice(len(data.y[c])) if only_CE is None else only_CE[c, : len(data.y[c])].nonzero()[:, 0]
-                weight = None if weight_CE is None else weight_CE[c, every].to(self.dtype)
-                pull = None if anchor_CP is None or pull_C is None else (anchor_CP[c, : self.weights], float(pull_C[c]))
-                lesson = Lesson(data.x[c][every], data.y[c][every], weight, pull, rates, momentum)
-                trained.append(self._train_client(model_CP[c], lesson, key.of(client)))
-        return torch.stack(trained) if trained else model_CP
+                trained_CP[c] = self._train_client(model_CP[c], lesson(c), key.of(client))
+        return trained_CP
+
+    def _train_together(self, together: Together, model_CP: Tensor, lessons: list[Lesson], clients: Sequence[int], key: Key) -> Tensor:
+        """As one by one, but for dropout, whose draws are those of the block."""
+        steps = [self._batches(lesson, key.of(client)) for lesson, client in zip(lessons, clients, strict=True)]
+        with keyed_randomness(key.of("dropout"), self.device):
+            return together.train(model_CP, lessons, steps)
+
+    def _batches(self, lesson: Lesson, key: Key) -> Iterator[tuple[float, Tensor]]:
+        """Learning rate and rows of every step of a client's local training."""
+        return _batches(len(lesson.y), self.sgd.batch, lesson.rates, key.of("order"))
 
     def _train_client(self, model_P: Tensor, lesson: Lesson, key: Key) -> Tensor:
         self.load(model_P)
         velocity = torch.zeros_like(self.gradient)
         with keyed_randomness(key.of("dropout"), self.device):
-            self.module.train()
-            for rate, batch in _batches(len(lesson.y), self.sgd.batch, lesson.rates, key.of("order")):
+            self._set_mode(training=True)
+            for rate, batch in self._batches(lesson, key):
                 self._gradient(lesson.x[batch], lesson.y[batch], None if lesson.weight is None else lesson.weight[batch])
                 if lesson.pull is not None:
                     anchor, strength = lesson.pull
                     self.gradient.add_(self.flat[: self.weights] - anchor, alpha=strength)
                 self._step(velocity, rate, lesson.momentum)
         return self.store()
+
+    def _set_mode(self, training: bool) -> None:
+        """Telling every layer costs as much as a small model's forward pass."""
+        if self.module.training != training:
+            self.module.train(training)
 
     def _gradient(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
         for norm in self.norms:
@@ -238,7 +261,7 @@ class Learner:
     @torch.no_grad()
     def outputs(self, model_P: Tensor, x: Tensor) -> Tensor:
         self.load(model_P)
-        self.module.eval()
+        self._set_mode(training=False)
         with one_thread():
             return torch.cat([self.module(self._batch(piece)) for piece in torch.split(x, EVALUATION_BATCH)])
 
@@ -247,6 +270,8 @@ class Learner:
         C, S, _ = model_CSP.shape
         losses = torch.zeros(C, S, data.width, dtype=self.dtype)
         with self.timed("losses"):
+            if self.together is not None:
+                return self.together.losses(model_CSP, data, EVALUATION_BATCH)
             for c in range(C):
                 y = data.y[c].to(self.device)
                 for s in range(S):
@@ -277,7 +302,10 @@ def _batches(n: int, size: int, rates: Sequence[float], key: Key) -> Iterator[tu
 def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
     """torch's global generator, which dropout and initialisers use, speaks for this key and is put back afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key.number())
+        torch.default_generator.manual_seed(key.number())  # torch.manual_seed also notes the call, at length, for devices not in use
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(key.number())
         yield
 
 

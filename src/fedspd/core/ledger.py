@@ -48,8 +48,8 @@ def traffic(graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int
     announcement = HEADER + CLUSTER * (cluster_NK.shape[1] + want_NM.shape[1])
     if graph.server:
         return _star_traffic(cluster_NK, want_NM, model_bytes, announcement)
-    hearer = np.repeat(np.arange(graph.clients), np.diff(graph.offset))
-    edge = np.stack([graph.member, hearer])[:, graph.member != hearer]
+    hearer, heard = graph.pairs(range(graph.clients))
+    edge = np.stack([heard, hearer])[:, heard != hearer]
     sender, receiver = edge
     wanted_TK = (cluster_NK[sender][:, :, None] == want_NM[receiver][:, None, :]).any(2)
     t, k = np.nonzero(wanted_TK)
@@ -60,9 +60,9 @@ def traffic(graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int
 
 def _star_traffic(cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int, announcement: int) -> Traffic:
     """Everybody sends its models up; the server sends each client the means that it wants, and can multicast them."""
-    n = len(cluster_NK)
-    up = [(i, SERVER, int(s)) for i in range(n) for s in cluster_NK[i] if s != NOTHING]
-    offered = set(cluster_NK.ravel().tolist())
-    down = [(SERVER, i, int(s)) for i in range(n) for s in want_NM[i] if int(s) in offered]
-    copies = len(up) + len({s for _, _, s in down})
-    return Traffic(np.array(up + down, dtype=np.int64).reshape(-1, 3), copies, n, announcement, model_bytes)
+    sender, k = np.nonzero(cluster_NK != NOTHING)
+    receiver, m = np.nonzero(np.isin(want_NM, cluster_NK))
+    up, down = cluster_NK[sender, k], want_NM[receiver, m]
+    server_up, server_down = np.full(len(up), SERVER), np.full(len(down), SERVER)
+    transfer = np.concatenate([np.stack([sender, server_up, up], axis=1), np.stack([server_down, receiver, down], axis=1)])
+    return Traffic(transfer, len(up) + len(np.unique(down)), len(cluster_NK), announcement, model_bytes)

@@ -102,9 +102,21 @@ def gather(originals: Sequence[Examples], distributions: Sequence[Distribution],
         x[rows] = _transformed(source.x[chosen], distribution, shape)
         y[rows] = source.y[chosen] if distribution.relabel is None else np.array(distribution.relabel)[source.y[chosen]]
     if originals[0].x.dtype == np.uint8:
-        x /= 127.5
-        x -= 1
+        _to_unit(x)
     return Part(torch.from_numpy(x), torch.from_numpy(y), deal.start, deal.truth)
+
+
+def scaled(x: NDArray[Any]) -> Tensor:
+    """Examples of any source as a model sees them."""
+    real = x.astype(_float_like(x))
+    return torch.from_numpy(_to_unit(real) if x.dtype == np.uint8 else real)
+
+
+def _to_unit(pixels: NDArray[Any]) -> NDArray[Any]:
+    """0..255 becomes [-1, 1], in place."""
+    pixels /= 127.5
+    pixels -= 1
+    return pixels
 
 
 def _transformed(x: NDArray[Any], distribution: Distribution, shape: tuple[int, ...]) -> NDArray[Any]:

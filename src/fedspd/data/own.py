@@ -181,6 +181,17 @@ def from_npz(path: Path) -> Source:
     raise DataError(f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}: expected x_train, y_train, x_test, y_test, or x, y.")
 
 
+def inputs(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Examples without targets: the array x of an .npz file."""
+    arrays = _npz_arrays(path)
+    if "x" not in arrays:
+        raise DataError(f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}: expected x.")
+    x = _features(arrays["x"], "x")
+    if x.shape[1:] != shape:
+        raise DataError(f"{path} has examples of shape {x.shape[1:]}: expected {tuple(shape)}.")
+    return x
+
+
 def _npz_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:

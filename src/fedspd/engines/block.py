@@ -79,6 +79,10 @@ class Header:
     def tables(self) -> tuple[NDArray[Any], ...]:
         return self.cluster_CK, self.weight_CK, self.want_CM, self.note_C
 
+    def rows(self, clients: NDArray[np.int64]) -> "Header":
+        cluster, weight, want, notes = (table[clients] for table in self.tables)
+        return Header(cluster, weight, want, notes, self.size)
+
     def with_models(self, model_CKP: Tensor) -> Exchange:
         cluster, weight, want, note = (torch.from_numpy(table) for table in self.tables)
         return Exchange(cluster, model_CKP, weight, want, note)
@@ -114,12 +118,12 @@ class BlockRunner:
         self._request: Exchange | None = None
 
     def begin(self) -> None:
-        self.state = self.plan.algorithm.begin(self.plan.learner, self.plan.train, self.plan.key)
+        self.state = _owned(self.plan.algorithm.begin(self.plan.learner, self.plan.train, self.plan.key))
 
     def start_round(self, round: int) -> Header | None:
         plan = self.plan
         self._round = plan.algorithm.round(plan.learner, self.state, plan.train, plan.key.at(round))
-        return self._advance(None)
+        return self.answer(None)
 
     def share(self) -> Header:
         """Offer what a newcomer may have."""
@@ -137,15 +141,22 @@ class BlockRunner:
 
     def hear(self, graph: Graph, header: Header, buffer_NKP: Tensor) -> Header | None:
         offers = header.with_models(buffer_NKP)
-        return self._advance(Neighbourhood.of(graph, self.plan.train.clients, offers))
+        return self.answer(Neighbourhood.of(graph, self.plan.train.clients, offers))
 
-    def _advance(self, answer: Neighbourhood | None) -> Header | None:
+    @property
+    def request(self) -> Exchange:
+        """What the block asks the network for."""
+        assert self._request is not None
+        return self._request
+
+    def answer(self, answer: Neighbourhood | None) -> Header | None:
+        """What was heard; the next request, or None at the end of the round."""
         assert self._round is not None
         try:
             self._request = self._round.send(answer)  # type: ignore[arg-type]
             return Header.of(self._request)
         except StopIteration as end:
-            self.state, self._round = end.value, None
+            self.state, self._round, self._request = _owned(end.value), None, None
             return None
 
     def finish(self, round: int) -> None:
@@ -189,23 +200,35 @@ class BlockRunner:
         learner.steps = 0
         return found
 
+    def tables(self) -> dict[str, Tensor]:
+        """The whole state, by field; a row for every client."""
+        return {field.name: getattr(self.state, field.name).cpu() for field in dataclasses.fields(self.state)}
+
     def save(self, folder: Path) -> str:
         """Write the block's part of a checkpoint; returns its file name."""
-        tensors = {field.name: getattr(self.state, field.name).cpu() for field in dataclasses.fields(self.state)}
-        return write_part(folder, list(self.plan.train.clients), tensors)
+        return write_part(folder, list(self.plan.train.clients), self.tables())
 
     def load(self, folder: Path) -> None:
         """Take the block's clients out of a checkpoint, however many parts it was written in."""
         self.begin()  # gives the state's type, and what a checkpoint must look like
-        expected = {field.name: getattr(self.state, field.name) for field in dataclasses.fields(self.state)}
-        tensors = read_rows(folder, self.plan.train.clients[0], self.plan.train.clients[-1] + 1, list(expected))
-        placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
+        clients = self.plan.train.clients
+        self.restore(read_rows(folder, clients[0], clients[-1] + 1, list(self.tables())))
+
+    def restore(self, tables: dict[str, Tensor]) -> None:
+        """Take these tables in place of those that the state has."""
+        placed = {name: table.to(getattr(self.state, name).device) for name, table in tables.items()}
         self.state = type(self.state)(**placed)
 
     def digests(self) -> list[str]:
         """A hash of every client's whole state."""
-        tensors = [getattr(self.state, field.name).cpu().contiguous() for field in dataclasses.fields(self.state)]
+        tensors = [table.contiguous() for table in self.tables().values()]
         return [hashlib.sha256(b"".join(t[c].numpy().tobytes() for t in tensors)).hexdigest() for c in range(len(self.plan.train))]
+
+
+def _owned(state: Any) -> Any:
+    """A field that is a view of a part would keep the whole in memory, for as many rounds as it stays as it is."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return dataclasses.replace(state, **{name: t.clone() for name, t in fields.items() if t.untyped_storage().nbytes() > t.nbytes})
 
 
 def _numbers(tensor: Tensor | None) -> NDArray[np.float64] | None:

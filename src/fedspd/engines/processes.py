@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
+from typing import Any
 
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -17,10 +18,19 @@ def keep_memory() -> None:
     """A step frees and wants back the same few megabytes; the allocator would return them to the system every time, and
     the page faults cost a twentieth of the training. A C library without mallopt is left as it is.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
+    if (mallopt := _of_c_library("mallopt")) is not None:
         mallopt(M_MMAP_THRESHOLD, 32 * MEGABYTE)
         mallopt(M_TRIM_THRESHOLD, 256 * MEGABYTE)
+
+
+def give_memory_back() -> None:
+    """Of what was kept, all that is free now: a list with a model of every client leaves as much behind as they took."""
+    if (malloc_trim := _of_c_library("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def _of_c_library(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
 @contextmanager

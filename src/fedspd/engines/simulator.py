@@ -10,10 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,21 +24,14 @@ from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.learner import one_thread
-from fedspd.core.ledger import Traffic, traffic
-from fedspd.engines.block import BlockRunner, Header, Measures, Plan
-from fedspd.engines.processes import STOPPING, end_with_parent, keep_memory, signals_held_back
+from fedspd.engines.block import BlockRunner, Header, Plan
+from fedspd.engines.engine import Engine, failure
+from fedspd.engines.processes import STOPPING, end_with_parent, give_memory_back, keep_memory, signals_held_back
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    traffic: list[Traffic]
-    seconds: dict[str, float]  # by step, of the slowest worker, and the total that passed
-    steps: int  # gradient steps of all clients
-
-
-class Simulator:
+class Simulator(Engine):
     def __init__(self, plan: Plan, workers: int = 1) -> None:
-        self.plan = plan
+        super().__init__(plan)
         keep_memory()
         workers = workers if plan.learner.device.type == "cpu" else 1  # a fork cannot use a GPU that its parent has used
         self.memory = _shared_tensor(plan) if workers > 1 else None
@@ -49,28 +39,7 @@ class Simulator:
         parts = [plan.part(clients) for clients in blocks]
         self.workers: Sequence[Worker | InProcess] = start(parts, self.memory) if len(parts) > 1 else [InProcess(parts[0])]
 
-    def begin(self) -> None:
-        self._all("begin")
-
-    def round(self, round: int, graph: Graph) -> RoundReport:
-        """One round of every client: blocks compute, and meet at every exchange."""
-        started, sent = time.perf_counter(), []
-        headers = self._all("start_round", round)
-        while headers[0] is not None:
-            header = Header.joined(headers)
-            self._all("offer", header.cluster_CK.shape[1], header.size)
-            element = torch.finfo(self.plan.learner.dtype).bits // 8
-            sent.append(traffic(graph, header.cluster_CK, header.want_CM, header.size * element))
-            headers = self._all("hear", graph, header)
-        return self._report(started, sent)
-
-    def finish(self, round: int) -> RoundReport:
-        started = time.perf_counter()
-        self._all("finish", round)
-        return self._report(started, [])
-
     def shared(self) -> Exchange:
-        """What every client gives to a newcomer."""
         header = Header.joined(self._all("share"))
         self._all("offer", header.cluster_CK.shape[1], header.size)
         first = self.workers[0]
@@ -80,17 +49,11 @@ class Simulator:
         shape = (*header.cluster_CK.shape, header.size)
         return header.with_models(self.memory[: math.prod(shape)].view(shape))
 
-    def measure(self) -> Measures:
-        return Measures.joined(self._all("measure"))
-
     def save(self, folder: Path) -> None:
         self._all("save", folder)
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)
-
-    def digests(self) -> list[str]:
-        return [digest for part in self._all("digests") for digest in part]
 
     def close(self) -> None:
         for worker in self.workers:
@@ -101,11 +64,9 @@ class Simulator:
             worker.post(command, arguments)
         return [worker.take() for worker in self.workers]
 
-    def _report(self, started: float, sent: list[Traffic]) -> RoundReport:
-        total = time.perf_counter() - started
-        seconds, steps = zip(*self._all("take_counters"), strict=True)
-        slowest = {step: max(part.get(step, 0.0) for part in seconds) for step in sorted({step for part in seconds for step in part})}
-        return RoundReport(sent, {**slowest, "total": total}, sum(steps))
+    def _exchange(self, graph: Graph, header: Header) -> list[Header | None]:
+        self._all("offer", header.cluster_CK.shape[1], header.size)
+        return self._all("hear", graph, header)
 
 
 class Desk:
@@ -120,18 +81,22 @@ class Desk:
             return self.offer(*arguments)
         if command == "hear":
             graph, header = arguments
-            return self.runner.hear(graph, header, self.buffer_NKP)
-        return getattr(self.runner, command)(*arguments)
+            buffer_NKP, self.buffer_NKP = self.buffer_NKP, torch.empty(0)
+            return self.runner.hear(graph, header, buffer_NKP)
+        answer = getattr(self.runner, command)(*arguments)
+        if command in ("begin", "measure", "finish"):
+            give_memory_back()
+        return answer
 
     def offer(self, K: int, P: int) -> None:
         plan = self.runner.plan
         shape = (plan.train.network, K, P)
         if self.memory is None:
-            self.buffer_NKP = torch.empty(shape, dtype=plan.learner.dtype, device=plan.learner.device)
-        elif math.prod(shape) <= len(self.memory):
-            self.buffer_NKP = self.memory[: math.prod(shape)].view(shape)
-        else:
+            self.buffer_NKP = self.runner.request.model_CKP  # the only block: what it offers is all that there is
+            return
+        if math.prod(shape) > len(self.memory):
             raise ConfigError(f"The method offers {K} models, but clusters = {plan.algorithm.clusters}: it may offer one per cluster.")
+        self.buffer_NKP = self.memory[: math.prod(shape)].view(shape)
         self.runner.offer(self.buffer_NKP)
 
 
@@ -221,18 +186,11 @@ def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_end
         except FedspdError as error:
             answer = ("error", error)
         except Exception as error:
-            answer = ("error", WorkerError(_sentence(error)))
+            answer = ("error", WorkerError(failure(error, "--workers 1")))
         try:
             connection.send(answer)
         except OSError:
             return
-
-
-def _sentence(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    where = f"{Path(place.filename).name}, line {place.lineno}"
-    return f"A worker failed with {said} ({where}): repeat it with --workers 1 for the whole traceback."
 
 
 def balanced(counts: Sequence[int], workers: int) -> list[range]:

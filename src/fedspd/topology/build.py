@@ -16,8 +16,10 @@ class Topology:
         self.options = options
         self.clients = clients
         self._key = key
-        self._first = first_edges(options, clients, key.at(1))
-        self._latest = 1, self._first, self._graph(self._first)
+        everyone = options.kind in ("complete", "star") and not options.remove  # no edge is ever asked for
+        self._first = np.empty(0, dtype=np.int64) if everyone else first_edges(options, clients, key.at(1))
+        first = Graph.complete(clients, options.rule, options.kind == "star") if everyone else self._graph(self._first)
+        self._latest = 1, self._first, first
 
     @property
     def kind(self) -> str:
@@ -46,12 +48,10 @@ class Topology:
         return np.sort(np.concatenate([kept, absent(edges, chosen)]))
 
     def _graph(self, edges: Ints) -> Graph:
-        n, rule, server = self.clients, self.options.rule, self.options.kind == "star"
-        if len(edges) == pair_count(n):  # too many for a list of edges
-            everyone = np.arange(n, dtype=np.int64)
-            return Graph(np.arange(n + 1, dtype=np.int64) * n, np.tile(everyone, n), rule, server)
-        i, j = decode(n, edges)
-        return Graph.from_edges(n, zip(i.tolist(), j.tolist(), strict=True), rule, server)
+        n, rule = self.clients, self.options.rule
+        if len(edges) == pair_count(n):
+            return Graph.complete(n, rule)
+        return Graph.from_edges(n, np.stack(decode(n, edges), axis=1), rule)
 
 
 def build(options: TopologyOptions, clients: int, key: Key) -> Topology:

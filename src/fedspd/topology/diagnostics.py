@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
+from fedspd.core.robust import ROBUST
 from fedspd.topology.build import Topology
 from fedspd.topology.links import Matrix, link_matrix
 
@@ -37,7 +38,7 @@ def describe(topology: Topology, key: Key, clusters: int = 2) -> dict[str, Any]:
         "degree_min": int(degree_N.min()),
         "degree_mean": float(degree_N.mean()),
         "degree_max": int(degree_N.max()),
-        "connected": bool(connected_components(_adjacency(graph), directed=False)[0] == 1),
+        "connected": graph.is_complete or bool(connected_components(_adjacency(graph), directed=False)[0] == 1),
         "diameter": hops,
         "diameter_exact": exact,
         "spectral_gap": spectral_gap(graph, key.of("spectral gap")),
@@ -55,6 +56,7 @@ def _notes(topology: Topology, graph: Graph, exact: bool, rate: float) -> list[s
         (not exact, f"the diameter is at least this: it is exact up to {EXACT_DIAMETER} clients"),
         (options.remove > 0, f"this is round 1; each later round removes an edge with probability {options.remove:g}"),
         (graph.rule == "examples", "every client counts alike here, as its examples are not known"),
+        (graph.rule in ROBUST, f"{graph.rule} is no matrix: spectral gap and p are those of uniform weights"),
         (rate <= 0, "p <= 0: these weights do not keep the mean, and one exchange may take clients apart; metropolis keeps it"),
     ]
     return [note for holds, note in notes if holds]
@@ -62,6 +64,8 @@ def _notes(topology: Topology, graph: Graph, exact: bool, rate: float) -> list[s
 
 def diameter(graph: Graph) -> tuple[int, bool]:
     """The most hops between two clients of a connected graph, and true; for many clients a lower bound by two sweeps, and false."""
+    if graph.is_complete:
+        return min(1, graph.clients - 1), True
     if graph.clients <= EXACT_DIAMETER:
         return max(_hops_to_all(graph, first) for first in range(0, graph.clients, 64)), True
     adjacency = _adjacency(graph)
@@ -87,6 +91,8 @@ def spectral_gap(graph: Graph, key: Key) -> float:
 
     Uniform weights are D^-1 (A + I), which has the eigenvalues of the symmetric D^-1/2 (A + I) D^-1/2.
     """
+    if graph.is_complete:
+        return 1.0  # one exchange, and all agree
     scale_N = np.ones(graph.clients) if graph.rule == "metropolis" else np.sqrt(graph.degree + 1.0)
     symmetric = diags_array(scale_N) @ link_matrix(graph) @ diags_array(1 / scale_N)
     return 1 - _largest_eigenvalue(lambda x_N: symmetric @ x_N, scale_N, key)
@@ -112,20 +118,29 @@ def _expected_metropolis(graph: Graph, chosen: float) -> Apply:
     client with q^3, and the product L_e L_f of two that share none is 0. So with L = sum of w_e L_e:
     E[W W] = I - 2 q^2 L + q^3 L L + 2 (q^2 - q^3) sum of w_e^2 L_e, as L_e L_e = 2 L_e.
     """
-    weights = link_matrix(graph)
-    weights.setdiag(0)
-    squares = weights.power(2)
+    weights, squares = _metropolis_sums(graph)
     ones_N = np.ones(graph.clients)
-    weight_N, square_N = weights @ ones_N, squares @ ones_N
+    weight_N, square_N = weights(ones_N), squares(ones_N)
     edge, edges = chosen**2, chosen**3
 
     def apply(x_N: Floats) -> Floats:
-        once_N = weight_N * x_N - weights @ x_N
-        twice_N = weight_N * once_N - weights @ once_N
-        square_x_N = square_N * x_N - squares @ x_N
+        once_N = weight_N * x_N - weights(x_N)
+        twice_N = weight_N * once_N - weights(once_N)
+        square_x_N = square_N * x_N - squares(x_N)
         return np.asarray(x_N - 2 * edge * once_N + edges * twice_N + 2 * (edge - edges) * square_x_N)
 
     return apply
+
+
+def _metropolis_sums(graph: Graph) -> tuple[Apply, Apply]:
+    """x -> the sum over a client's neighbours of w_e x, and of w_e^2 x."""
+    if graph.is_complete:
+        around, n = _around(graph), graph.clients
+        return lambda x_N: around(x_N) / n, lambda x_N: around(x_N) / n**2
+    weights = link_matrix(graph)
+    weights.setdiag(0)
+    squares = weights.power(2)
+    return lambda x_N: np.asarray(weights @ x_N), lambda x_N: np.asarray(squares @ x_N)
 
 
 def _expected_uniform(graph: Graph, chosen: float) -> Apply:
@@ -135,12 +150,12 @@ def _expected_uniform(graph: Graph, chosen: float) -> Apply:
     entries is `own` for itself twice, `one` if one neighbour must be active, `two` if two must.
     """
     own_N, one_N, two_N = (chosen**needed * _mean_square_share(graph.degree, needed, chosen) for needed in (0, 1, 2))
-    adjacency = _adjacency(graph)
-    alone_N = own_N + adjacency @ (one_N - two_N)
+    around = _around(graph)
+    alone_N = own_N + around(one_N - two_N)
 
     def apply(x_N: Floats) -> Floats:
-        around_N = adjacency @ x_N
-        active_N = alone_N * x_N + one_N * around_N + adjacency @ (one_N * x_N + two_N * around_N)
+        around_N = around(x_N)
+        active_N = alone_N * x_N + one_N * around_N + around(one_N * x_N + two_N * around_N)
         return (1 - chosen) * x_N + chosen * active_N
 
     return apply
@@ -176,8 +191,15 @@ def _largest_eigenvalue(apply: Apply, known_N: Floats, key: Key) -> float:
     return float(abs(eigsh(operator, k=1, ncv=40, tol=1e-7, v0=start_N, return_eigenvectors=False)[0]))
 
 
+def _around(graph: Graph) -> Apply:
+    """x -> the sum over a client's neighbours of x."""
+    if graph.is_complete:
+        return lambda x_N: x_N.sum() - x_N
+    adjacency = _adjacency(graph)
+    return lambda x_N: np.asarray(adjacency @ x_N)
+
+
 def _adjacency(graph: Graph) -> Matrix:
-    hearer = np.repeat(np.arange(graph.clients), np.diff(graph.offset))
-    heard = graph.member[hearer != graph.member]
-    hearer = hearer[hearer != graph.member]
-    return csr_array((np.ones(len(heard)), (hearer, heard)), shape=(graph.clients, graph.clients))
+    hearer, heard = graph.pairs(range(graph.clients))
+    other = hearer != heard
+    return csr_array((np.ones(other.sum()), (hearer[other], heard[other])), shape=(graph.clients, graph.clients))

@@ -20,10 +20,10 @@ def link_matrix(graph: Graph, active: NDArray[np.bool_] | None = None, counts: N
     uniform      1 / (number of active clients in the closed neighbourhood)
     examples     the same, weighted by `counts`, the examples of every client (all alike, if not given)
     metropolis   1 / (1 + the larger degree in the whole graph) to every active neighbour, the rest to oneself
+    others       as uniform: a robust mean is no matrix
     """
     n = graph.clients
-    hearer_M = np.repeat(np.arange(n), np.diff(graph.offset))
-    heard_M = graph.member
+    hearer_M, heard_M = graph.pairs(range(n))
     own_M = hearer_M == heard_M
     active_N = np.ones(n, dtype=bool) if active is None else active
     linked_M = active_N[hearer_M] & active_N[heard_M] & ~own_M
@@ -31,7 +31,7 @@ def link_matrix(graph: Graph, active: NDArray[np.bool_] | None = None, counts: N
         weight_M = linked_M / (1 + np.maximum(graph.degree[hearer_M], graph.degree[heard_M]))
         weight_M[own_M] = 1 - np.bincount(hearer_M, weight_M)
     else:
-        count_N = np.ones(n) if graph.rule == "uniform" or counts is None else counts
+        count_N = counts if graph.rule == "examples" and counts is not None else np.ones(n)
         weight_M = (linked_M | own_M) * count_N[heard_M]
         weight_M = weight_M / np.bincount(hearer_M, weight_M)[hearer_M]
     held_M = linked_M | own_M

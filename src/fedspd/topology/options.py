@@ -30,7 +30,8 @@ class TopologyOptions:
     probability  er: the probability of an edge, instead of degree
     radius       rgg: the distance in the unit square up to which two clients are neighbours, instead of degree
     file         an edge list: one "i j" per line, comments after #, clients are 0..N-1
-    weights      how a mean weighs what it hears; if nothing is said, uniform, and for a star examples
+    weights      how a mean weighs what it hears; if nothing is said, uniform, and for a star examples; median, trimmed and
+                 clipped are means that a liar can move only a little
     remove       each round every edge goes with this probability, and as many come on average
     """
 
@@ -58,6 +59,11 @@ def check(options: TopologyOptions, clients: int) -> None:
     _check_fit(options)
     if not 0 <= options.remove <= 1:
         raise TopologyError(f"topology.remove = {options.remove:g} is not a probability: give a number from 0 to 1.")
+    if options.weights == "clipped" and options.kind == "star":
+        raise TopologyError(
+            "topology.weights = 'clipped' has no meaning for topology.kind = 'star': a server has no model to measure from; "
+            "use median or trimmed."
+        )
     if options.remove and options.kind == "star":
         raise TopologyError(f"topology.remove = {options.remove:g} has no meaning for topology.kind = 'star': leave it out.")
     if clients > 1:

@@ -1,0 +1,35 @@
+"""fedspd's simulator: FedAvg on a complete graph, two workers, no evaluation but of the last round, which is not counted."""
+
+import time
+
+import torch
+from said import CLIENTS, EXAMPLES, ROUNDS, data, say
+
+import fedspd
+
+
+def main() -> None:
+    ends = []
+
+    def listen(event: dict) -> None:
+        if event["event"] == "round":
+            ends.append(time.perf_counter())
+
+    x, y = (torch.cat(parts) for parts in zip(*data(), strict=True))
+    pool = (x.repeat(2, 1, 1, 1), y.repeat(2), x[:500], y[:500])  # clients are dealt half of it
+    rounds = ROUNDS + 2
+    config = {
+        "method": "fedavg",
+        "clients": CLIENTS,
+        "rounds": rounds,
+        "evaluate_every": rounds,
+        "data": {"examples": EXAMPLES, "mixture": "iid"},
+        "topology": {"kind": "complete"},
+        "model": {"name": "cnn"},
+    }
+    fedspd.run(config, data=pool, workers=2, listener=listen)
+    say("fedspd", "fedspd", ends[:-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Where the time of local training goes, and how far it is from what a matrix product does: one core, MNIST CNN, batch 50.
+
+python benchmarks/profile_training.py
+"""
+
+import time
+from collections import Counter
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedspd.bench.rows import Size
+from fedspd.bench.training import KEY, SGD, block, network
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+from fedspd.engines.processes import keep_memory
+
+SIZE = Size(clients=4, examples=300, turns=1, growth=())
+KINDS = {  # the first that occurs in an operator's name
+    "convolution_backward": "convolutions, backward",
+    "mkldnn_convolution": "convolutions, forward",
+    "convolution": "convolutions, forward",
+    "max_pool": "max-pooling",
+    "addmm": "dense layers",
+    "aten::mm": "dense layers",
+    "threshold": "ReLU",
+    "relu": "ReLU",
+    "clamp_min": "ReLU",
+    "random": "dropout",
+    "randint": "dropout",
+    "ge": "dropout",
+    "mul": "dropout and momentum",
+    "index": "batches",
+    "copy_": "copies",
+    "log_softmax": "loss",
+    "nll_loss": "loss",
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    keep_memory()
+    learner, data = Learner(network, SGD), block(SIZE)
+    model_CP = learner.draw(Key(0)).repeat(SIZE.clients, 1)
+    learner.train(model_CP, data, KEY)  # warms up
+    learner.steps = 0
+    started = time.process_time()  # the processor's: other programs disturb it little
+    learner.train(model_CP, data, KEY)
+    per_step = (time.process_time() - started) / learner.steps
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        learner.train(model_CP, data, KEY)
+    share = shares(profiler)
+    for name, part in share.most_common():
+        print(f"{name:26} {100 * part:5.1f} %")
+    show_limit(learner, per_step, per_step * sum(part for name, part in share.items() if "convolutions" in name))
+
+
+def shares(profiler: profile) -> Counter[str]:
+    seconds: Counter[str] = Counter()
+    for event in profiler.key_averages():
+        seconds[kind(event.key)] += event.self_cpu_time_total
+    total = seconds.total()
+    return Counter({name: spent / total for name, spent in seconds.items()})
+
+
+def kind(operator: str) -> str:
+    return next((kind for part, kind in KINDS.items() if part in operator), "everything else")
+
+
+def show_limit(learner: Learner, step: float, convolving: float) -> None:
+    """step, convolving: seconds of a training step, and of the convolutions in it."""
+    x = torch.rand(SGD.batch, 1, 28, 28).contiguous(memory_format=torch.channels_last)
+    y = torch.zeros(SGD.batch, dtype=torch.long)
+    learner.module.train()
+    with FlopCounterMode(display=False) as counter:
+        learner.loss(learner.module(x), y).mean().backward()
+    operations = counter.get_total_flops()
+    convolved = sum(count for operator, count in counter.get_flop_counts()["Global"].items() if "convolution" in str(operator))
+    limit = matrix_rate()
+    print(f"a product of two 1024 x 1024 matrices: {limit / 1e9:.0f} GFLOP/s")
+    print(f"a step: {1000 * step:.2f} ms, {operations / 1e9:.3f} GFLOP, {operations / step / 1e9:.0f} GFLOP/s")
+    print(f"its convolutions: {1000 * convolving:.2f} ms, {convolved / 1e9:.3f} GFLOP, {convolved / convolving / 1e9:.0f} GFLOP/s")
+
+
+def matrix_rate(n: int = 1024, times: int = 20) -> float:
+    a = torch.rand(n, n)
+    best = min(_seconds(a) for _ in range(times))
+    return 2 * n**3 / best
+
+
+def _seconds(a: torch.Tensor) -> float:
+    started = time.process_time()
+    a @ a
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    main()

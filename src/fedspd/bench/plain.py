@@ -1,0 +1,52 @@
+"""The yardstick: the paper's MNIST CNN and a loop over batches, as anybody would write them in plain torch.
+
+Only torch is imported, so that the benchmark of other packages can train the same model in their environments.
+
+Shapes: E examples of a client, I channels, H height, W width.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+SHAPE, CLASSES = (1, 28, 28), 10
+LR, MOMENTUM, BATCH, EPOCHS = 0.05, 0.5, 50, 5
+
+
+class PlainCNN(nn.Module):
+    def __init__(self, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(1, 10, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(10, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        )
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(980, 50), nn.ReLU(), nn.Linear(50, CLASSES))
+
+    def forward(self, x_EIHW: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x_EIHW))
+        return logits
+
+
+def pixels(clients: int, examples: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Random pixels and labels in the shape of MNIST: how long a step takes does not depend on what is in the picture."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one() -> tuple[Tensor, Tensor]:
+        return torch.rand(examples, *SHAPE, generator=generator) * 2 - 1, torch.randint(CLASSES, (examples,), generator=generator)
+
+    return [one() for _ in range(clients)]
+
+
+def train(module: nn.Module, x_EIHW: Tensor, y_E: Tensor, generator: torch.Generator) -> None:
+    optimiser = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
+    module.train()
+    for batch in batches(len(y_E), generator):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(x_EIHW[batch]), y_E[batch]).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+
+def batches(examples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(EPOCHS):
+        yield from torch.split(torch.randperm(examples, generator=generator), BATCH)

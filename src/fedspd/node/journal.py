@@ -1,0 +1,93 @@
+"""A node's folder: its state after every round, committed before the round counts as done, and what happened in each.
+
+It is a run folder (record.py) of one client: kill -9 at any instant loses at most the running round.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from fedspd.core.errors import RecordError
+from fedspd.engines.block import BlockRunner
+from fedspd.events import measured
+from fedspd.record import Json, Record
+
+
+class Journal:
+    def __init__(self, folder: Path, about: Json) -> None:
+        """`about` says what the node takes part in; a folder of something else is refused."""
+        if (folder / "run.json").exists():
+            _check_same(Record.open(folder), about)
+            self.record = Record.open(folder).hold()
+        else:
+            self.record = Record.create(folder)
+            self.record.write("run.json", about)
+        self.last: Json = {}
+
+    def close(self) -> None:
+        self.record.release()
+
+    def restore(self, runner: BlockRunner, newcomer: bool) -> int:
+        """The rounds that are done, with the state after them; a newcomer without any has no state yet."""
+        latest = self.record.latest()
+        if latest is None:
+            self.record.rewind(0)
+            if not newcomer:
+                runner.begin()
+            return 0
+        folder, content = latest
+        runner.load(folder)
+        _check_whole(self.record.folder / "events.jsonl", content["events"])
+        self.record.rewind(content["events"])
+        self.last = next(reversed(list(self.record.events())), {})
+        return int(content["round"])
+
+    def commit(self, runner: BlockRunner, round: int, about: Json, measure: bool) -> None:
+        self._commit(runner, round, {"event": "round", "round": round, **about}, measure)
+
+    def finish(self, runner: BlockRunner, round: int) -> None:
+        """The final phase; a node that is started again after it has nothing left to do."""
+        if self.last.get("event") != "final":
+            runner.finish(round)
+            self._commit(runner, round, {"event": "final", "round": round}, True)
+        self.record.write(
+            "result.json", {"round": round - 1, **{name: self.last[name] for name in ("accuracy", "mixture", "hash") if name in self.last}}
+        )
+
+    def _commit(self, runner: BlockRunner, round: int, event: Json, measure: bool) -> None:
+        scores = _of_one(measured(runner.measure())) if measure else {}
+        _, steps = runner.take_counters()
+        event = {**event, "steps": steps, **scores, "hash": runner.digests()[0]}
+        self.record.append(event)
+        with self.record.checkpoint(round, {"round": round}) as folder:
+            runner.save(folder)
+        self.last = event
+
+
+def _of_one(scores: Json) -> Json:
+    """The numbers of the only client, without those that describe a network."""
+    rows = {name: _first(value) for name, value in scores.items() if name in ("accuracy", "test_loss", "loss", "mixture")}
+    return {**rows, "alarms": scores["alarms"]}
+
+
+def _first(values: Any) -> Any:
+    return values[0]
+
+
+def _check_whole(events: Path, size: int) -> None:
+    """Else a journal that lost its end would be filled up with zeros."""
+    found = events.stat().st_size if events.exists() else 0
+    if found < size:
+        raise RecordError(
+            f"The journal '{events}' is damaged, as {found} bytes are left of {size}: restore it from a copy, "
+            "or let this node start anew in another folder with --state."
+        )
+
+
+def _check_same(record: Record, about: Json) -> None:
+    before = record.read("run.json")
+    for name in ("network", "node", "agreement"):
+        if before.get(name) != about[name]:
+            raise RecordError(
+                f"The folder '{record.folder}' belongs to another {name} ({before.get(name)}, not {about[name]}): "
+                "give this node a folder of its own with --state."
+            )

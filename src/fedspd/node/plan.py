@@ -1,0 +1,51 @@
+"""What a node trains: the network's method and model, on examples of its own."""
+
+import numpy as np
+
+from fedspd.build import build, learner
+from fedspd.config import Base, method_class, method_options, validate
+from fedspd.core.block import Block
+from fedspd.core.errors import DataError
+from fedspd.core.keys import Key
+from fedspd.data.federation import Deal, Distribution, gather
+from fedspd.data.own import resolve
+from fedspd.data.sources import Examples, Source
+from fedspd.engines.block import Plan
+from fedspd.node.manifest import Manifest
+
+
+def plan(manifest: Manifest, client: int, data: str | None) -> Plan:
+    """`data` is the device's own; without it, the examples that a simulation of the config would deal to this client."""
+    config = validate(manifest.config)
+    if data is not None:
+        return _own(manifest, config, client, resolve(data))
+    if client >= config.clients:
+        raise DataError("A node that joins a running network brings its own examples: give them with --data.")
+    return build(config).plan.part(range(client, client + 1))
+
+
+def _own(manifest: Manifest, config: Base, client: int, source: Source) -> Plan:
+    _check_fits(manifest, source)
+    if (count := len(source.train.y)) < config.clusters:
+        raise DataError(f"'{source.name}' has {count} examples to train on: expected at least {config.clusters}, one for each cluster.")
+    trainer = learner(config, manifest.shape, manifest.classes)
+    algorithm = method_class(config)(clusters=config.clusters, **method_options(config))
+    train, test = (_block(examples, client, max(config.clients, client + 1)) for examples in (source.train, source.test))
+    return Plan(algorithm, trainer, train, test, [np.zeros(len(source.train.y), np.int64)], 1, Key(config.seed))
+
+
+def _check_fits(manifest: Manifest, source: Source) -> None:
+    if source.shape != manifest.shape:
+        raise DataError(
+            f"'{source.name}' has examples of shape {source.shape}: expected {manifest.shape}, as this network's model takes them."
+        )
+    if bool(source.classes) != bool(manifest.classes) or source.classes > manifest.classes:
+        found, expected = (f"{count} classes" if count else "a regression" for count in (source.classes, manifest.classes))
+        raise DataError(f"'{source.name}' is data of {found}: this network's model is for {expected}.")
+
+
+def _block(examples: Examples, client: int, network: int) -> Block:
+    """Scaled as the simulator scales them."""
+    n = len(examples.y)
+    part = gather([examples], [Distribution("own")], Deal(np.array([0, n]), np.arange(n), np.zeros(n, np.int64)))
+    return Block([client], network, [part.x], [part.y], n)

@@ -1,0 +1,49 @@
+"""A node's status for a person."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedspd.core.errors import RecordError
+from fedspd.node.status import ask
+from fedspd.record import Json, Record
+
+
+def status_of(folder: Path) -> Json:
+    """Of the running node, else what its journal says."""
+    if not (folder / "run.json").exists():
+        raise RecordError(
+            f"There are no rounds of a node in '{folder}': start it with 'fedspd node run', or say where they are with --state."
+        )
+    name = Record(folder).read("run.json").get("node")
+    found = ask(folder)
+    if found is not None and found.get("node") == name:  # a port may have gone from a node that was killed to another
+        return found
+    last = next(reversed(list(Record(folder).events())), {})
+    return {"node": name, "running": False, "round": last.get("round", 0), "done": last.get("event") == "final", "last_round": last}
+
+
+def show(status: Json) -> None:
+    console, last = Console(), status["last_round"]
+    state = "running" if status["running"] else "not running"
+    of = f" of {status['rounds']}" if "rounds" in status else ""
+    where = "every round is done" if status["done"] else f"round {status['round']}{of}"
+    console.print(f"{status['node']}: {state}, {where}", highlight=False)
+    for name in ("accuracy", "mixture", "loss"):
+        if last.get(name) is not None:
+            console.print(f"{name}: {last[name]}")
+    if status["running"]:
+        console.print(neighbours(status))
+        refused = ", ".join(f"{reason}: {count}" for reason, count in status["refused"].items())
+        console.print(f"refused: {refused or 'nothing'}")
+
+
+def neighbours(status: Json) -> Table:
+    table = Table("neighbour", "alive", "round", "seen (s ago)", "sent (kB)", "received (kB)", "last error")
+    for name, known in status["neighbours"].items():
+        sent, received = (status["bytes"][kind].get(name, 0) / 1000 for kind in ("sent", "received"))
+        alive = "muted" if known["muted"] else "yes" if known["alive"] else "no"
+        seen = "never" if known["seen_seconds_ago"] is None else f"{known['seen_seconds_ago']:.1f}"
+        table.add_row(name, alive, str(known["round"]), seen, f"{sent:,.0f}", f"{received:,.0f}", known["last_error"] or "")
+    return table

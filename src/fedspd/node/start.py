@@ -1,0 +1,142 @@
+"""From a bundle to a running peer."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import torch
+
+from fedspd.config import validate
+from fedspd.core.errors import ConfigError, NodeError, RecordError
+from fedspd.engines.block import BlockRunner
+from fedspd.engines.processes import keep_memory
+from fedspd.node.certificates import Passport, certificate_pem, passport, read_certificate
+from fedspd.node.grpc_transport import GrpcTransport
+from fedspd.node.journal import Journal
+from fedspd.node.manifest import Manifest, Member, check_address
+from fedspd.node.patience import Patience
+from fedspd.node.peer import Peer
+from fedspd.node.place import Place
+from fedspd.node.plan import plan
+from fedspd.node.status import StatusServer
+from fedspd.record import Json
+
+PAPERS = ("node.key", "node.crt", "ca.crt", "revoked.crl")  # of a node in a secure network
+
+
+def run(
+    bundle: Path,
+    *,
+    data: str | None = None,
+    state: Path | None = None,
+    listen: str | None = None,
+    status_port: int = 0,
+    insecure_plaintext: bool = False,
+    joining: bool = False,
+    patience: Patience | None = None,
+) -> None:
+    """One peer, until it is done or is told to stop. `joining`: refuse a node that was there from the beginning."""
+    torch.set_num_threads(1)
+    keep_memory()
+    manifest = manifest_of(bundle)
+    me = whose(bundle, manifest)
+    if joining:
+        _refuse_founder(manifest, me)
+    address = check_address(listen) if listen else None
+    transport = GrpcTransport(manifest, bundle, me.name, insecure_plaintext=insecure_plaintext, address=address)
+    place = _place(manifest, me, transport)
+    journal = _journal(state or bundle / "state", manifest, me.name)
+    try:
+        peer = Peer(place, BlockRunner(plan(manifest, me.client, data)), journal, transport, patience)
+        asyncio.run(_live(peer, StatusServer(lambda: status(peer, transport), journal.record.folder, status_port)))
+    finally:
+        journal.close()
+
+
+async def _live(peer: Peer, server: StatusServer) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, peer.leave)
+    await server.start()
+    try:
+        await peer.live()
+    finally:
+        await server.stop()
+
+
+def manifest_of(bundle: Path) -> Manifest:
+    if not (bundle / "manifest.json").exists():
+        raise RecordError(f"'{bundle}' is no bundle of a node, as there is no manifest.json in it: 'fedspd network create' makes them.")
+    manifest = Manifest.load(bundle / "manifest.json")
+    if manifest.secure and (missing := [name for name in PAPERS if not (bundle / name).exists()]):
+        raise RecordError(f"The bundle '{bundle}' lacks {', '.join(missing)}: copy the whole folder again.")
+    return manifest
+
+
+def whose(bundle: Path, manifest: Manifest) -> Passport | Member:
+    """The node that a bundle belongs to: its certificate says so, or in a plaintext network the folder's name."""
+    if not manifest.secure:
+        return manifest.member(bundle.resolve().name)
+    return passport(certificate_pem(read_certificate(bundle / "node.crt")))
+
+
+def _refuse_founder(manifest: Manifest, me: Passport | Member) -> None:
+    if me.client < validate(manifest.config).clients:
+        raise ConfigError(
+            f"'{me.name}' belongs to the network from its beginning and need not join: start it with 'fedspd node run'; "
+            "'fedspd network add' makes the bundle of a newcomer."
+        )
+
+
+def _place(manifest: Manifest, me: Passport | Member, transport: GrpcTransport) -> Place:
+    config = validate(manifest.config)
+    numbers = {member.name: member.client for member in manifest.members}
+    names = dict.fromkeys((*me.neighbours, *manifest.member(me.name).neighbours))
+    if unknown := [name for name in names if name not in numbers]:
+        raise NodeError(f"The bundle's manifest.json does not know '{unknown[0]}', a neighbour of this node: copy the bundle again.")
+    return Place(
+        name=me.name,
+        client=me.client,
+        address=me.address,
+        neighbours={name: numbers[name] for name in names if not (transport.door and transport.door.is_revoked(name))},
+        agreement=manifest.agreement,
+        rounds=config.rounds,
+        rule=config.topology.options().rule,
+        evaluate_every=config.evaluate_every,
+        newcomer=me.client >= config.clients,
+    )
+
+
+def _journal(folder: Path, manifest: Manifest, name: str) -> Journal:
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / ".lock").exists())):
+        raise RecordError(f"'{folder}' exists and holds something else than the rounds of a node: give another folder with --state.")
+    return Journal(folder, {"network": manifest.network, "node": name, "agreement": manifest.agreement})
+
+
+def status(peer: Peer, transport: GrpcTransport) -> Json:
+    """What a person, or a monitor, wants to know of a running node."""
+    watch, last = peer.watch, peer.journal.last
+    known = {
+        name: {
+            "alive": watch.alive(name),
+            "round": neighbour.round,
+            "seen_seconds_ago": None if neighbour.seen is None else round(peer.talk.clock() - neighbour.seen, 1),
+            "muted": transport.muted(name),
+            "last_error": peer.talk.troubles.get(name),
+        }
+        for name, neighbour in watch.neighbours.items()
+    }
+    return {
+        "node": peer.place.name,
+        "running": True,
+        "healthy": not known or any(neighbour["alive"] for neighbour in known.values()),
+        "round": peer.talk.moment[0],
+        "rounds": peer.place.rounds,
+        "done": last.get("event") == "final",
+        "neighbours": known,
+        "mixture": last.get("mixture"),
+        "accuracy": last.get("accuracy"),
+        "deadline": watch.deadline(),
+        "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
+        "refused": dict(transport.refused),
+        "last_round": last,
+    }

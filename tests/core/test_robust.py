@@ -1,0 +1,130 @@
+"""Means that a liar can move only a little, by hand and by chance.
+
+Shapes: R rows, H models heard, N clients, P numbers in a model.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.graph import Graph
+from fedspd.core.robust import ROBUST, clipped, median, trimmed
+
+seeds = st.integers(0, 2**32)
+rules = st.sampled_from(sorted(ROBUST))
+
+
+def column(*numbers: float) -> torch.Tensor:
+    """Models of one number each, heard by one client."""
+    return torch.tensor(numbers, dtype=torch.float64)[None, :, None]
+
+
+def own(place: int | None, heard: int) -> torch.Tensor:
+    return torch.tensor([[h == place for h in range(heard)]])
+
+
+@pytest.mark.parametrize(
+    ("heard", "expected"), [((3,), 3), ((3, 9), 6), ((1, 9, 2), 2), ((1, 2, 4, 1e6), 3), ((torch.nan, 1, 2), 2), ((-torch.inf, 1, 2), 1)]
+)
+def test_the_median(heard, expected):
+    assert median(column(*heard), own(0, len(heard))).item() == expected
+
+
+def test_the_median_is_taken_of_every_coordinate():
+    model_RHP = torch.tensor([[[1.0, 9.0], [2.0, 7.0], [3.0, 8.0]]])
+    assert median(model_RHP, own(0, 3)).tolist() == [[2.0, 8.0]]
+
+
+@pytest.mark.parametrize(
+    ("heard", "expected"),
+    [((3,), 3), ((3, 9), 6), ((1, 9, 2), 2), ((1, 2, 4, 1e6), 3), ((0, 3, 4, 5, 1e6), 4), ((-1e6, -9, 1, 2, 3, 4, 9, 1e6), 2.5)],
+)
+def test_the_trimmed_mean(heard, expected):
+    """Of eight, two on each side are left out."""
+    assert trimmed(column(*heard), own(0, len(heard))).item() == expected
+
+
+def test_clipping_shortens_what_is_further_away_than_the_median():
+    """From 10 the others are 1, 2 and 90 away: the last one becomes 12, and the mean is (10 + 11 + 12 + 12) / 4."""
+    assert clipped(column(11, 12, 10, 100), own(2, 4)).item() == 11.25
+
+
+def test_clipping_of_an_even_number_goes_by_the_shorter_length_in_the_middle():
+    """10, 11 and 100: the middle of the lengths 1 and 90 is 1, so (10 + 11 + 11) / 3."""
+    assert clipped(column(10, 11, 100), own(0, 3)).item() == pytest.approx(32 / 3)
+
+
+def test_clipping_with_one_neighbour_or_none_is_the_mean():
+    assert clipped(column(10, 20), own(0, 2)).item() == 15
+    assert clipped(column(10), own(0, 1)).item() == 10
+
+
+def test_clipping_by_a_client_that_offers_nothing_starts_from_the_median():
+    """Of 1, 2 and 30 the median is 2; the lengths are 1, 0 and 28: (1 + 2 + 3) / 3."""
+    assert clipped(column(1, 2, 30), own(None, 3)).item() == 2
+
+
+def test_clipping_passes_over_what_is_not_a_number():
+    """As if it were the client's own: (10 + 10 + 12) / 3."""
+    assert clipped(column(10, torch.nan, 12), own(0, 3)).item() == pytest.approx(32 / 3)
+
+
+@pytest.mark.parametrize("rule", sorted(ROBUST))
+@given(seed=seeds, lie=st.sampled_from([1e6, -1e6]), P=st.integers(1, 6), liar=st.integers(0, 4))
+def test_one_liar_among_five_neighbours_does_not_take_the_mean_far(rule, seed, lie, P, liar):
+    """Honest models lie within 1 of each other in every coordinate; so does the mean, and plain averaging would not."""
+    rng = np.random.default_rng(seed)
+    model_RHP = torch.from_numpy(rng.random((1, 6, P)))
+    model_RHP[0, 1 + liar] = lie
+    honest_HP = torch.cat([model_RHP[0, : 1 + liar], model_RHP[0, 2 + liar :]])
+    mean_P = ROBUST[rule](model_RHP, own(0, 6))[0]
+    if rule == "clipped":
+        furthest = torch.linalg.vector_norm(honest_HP - honest_HP[0], dim=1).max()
+        assert torch.linalg.vector_norm(mean_P - honest_HP[0]) <= furthest + 1e-12
+    else:
+        assert ((honest_HP.min(0).values - 1e-12 <= mean_P) & (mean_P <= honest_HP.max(0).values + 1e-12)).all()
+    assert (model_RHP[0].mean(0) - honest_HP.mean(0)).abs().min() > 1e5
+
+
+def offered(rng: np.random.Generator, n: int, clusters: int, P: int, dtype: torch.dtype) -> Exchange:
+    cluster_N1 = torch.from_numpy(rng.integers(0, clusters, (n, 1)))
+    model_N1P = torch.from_numpy(rng.normal(size=(n, 1, P))).to(dtype)
+    return Exchange(cluster_N1, model_N1P, torch.ones(n, 1), torch.arange(clusters).expand(n, -1))
+
+
+@given(seeds, st.integers(2, 25), st.integers(1, 3), rules, st.sampled_from([torch.float32, torch.float64]), st.sampled_from([1, 5, 300]))
+def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, dtype, P):
+    rng = np.random.default_rng(seed)
+    chance = rng.random()
+    graph = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i) if rng.random() < chance], rule)
+    offers = offered(rng, n, clusters, P, dtype)
+    whole = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
+    cuts = [0, *sorted(rng.choice(np.arange(1, n), int(rng.integers(n)), replace=False).tolist()), n]
+    for low, high in itertools.pairwise(cuts):
+        part = Neighbourhood.of(graph, range(low, high), offers).mean(offers.want_CM[low:high])
+        assert torch.equal(part.model_CMP, whole.model_CMP[low:high])
+        assert torch.equal(part.heard_CM, whole.heard_CM[low:high])
+
+
+@given(seeds, st.integers(1, 12), rules)
+def test_each_client_has_the_mean_of_what_it_hears_of_each_cluster(seed, n, rule):
+    rng = np.random.default_rng(seed)
+    graph = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i) if rng.random() < 0.5], rule)
+    offers = offered(rng, n, 2, 3, torch.float64)
+    mean = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
+    for i, s in itertools.product(range(n), range(2)):
+        heard = [j for j in graph.closed(i).tolist() if offers.cluster_CK[j, 0] == s]
+        assert bool(mean.heard_CM[i, s]) == bool(heard)
+        if heard:
+            expected = ROBUST[rule](offers.model_CKP[heard, 0][None], torch.tensor([[j == i for j in heard]]))
+            assert torch.equal(mean.model_CMP[i, s], expected[0])
+
+
+def test_equal_models_stay_as_they_are():
+    for rule in ROBUST.values():
+        assert rule(column(*[7.0] * 5), own(1, 5)).item() == 7

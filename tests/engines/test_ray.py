@@ -1,0 +1,255 @@
+"""The Ray engine in a process that is in a cluster: the simulator's results, whatever actor dies."""
+
+import os
+import re
+import signal
+import sys
+import types
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import fedspd
+from fedspd.core.errors import ConfigError, WorkerError
+from fedspd.core.graph import Graph
+from fedspd.core.ledger import NOTHING
+from fedspd.engines.block import BlockRunner, Header
+from fedspd.engines.simulator import balanced
+
+ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+
+from ray.exceptions import RayActorError  # noqa: E402
+
+from fedspd.engines.ray_cluster import RayCluster, check_versions, pack, translated  # noqa: E402
+from fedspd.engines.ray_shard import Examples, Luggage, OwnModules, Shard, own_sources, versions  # noqa: E402
+
+SETTINGS = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "sgd.batch=8", "fedspd.final_epochs=1", "rounds=4"]
+CONFIG = fedspd.load(overrides=SETTINGS)
+QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "CRITICAL"}
+
+
+@pytest.fixture(scope="module")
+def local_ray():
+    """A cluster of two CPUs in which this process already is, as in a notebook."""
+    ray.init(address="local", num_cpus=2, **QUIET)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return fedspd.run(CONFIG)
+
+
+def check_same(lab, result, whole):
+    assert result.summary["hash"] == whole.summary["hash"]
+    assert lab.timeless(result.folder) == lab.timeless(whole.folder)
+
+
+# ---- who needs what
+
+LINE = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+
+
+def header(cluster_CK, want_CM) -> Header:
+    cluster, want = np.array(cluster_CK), np.array(want_CM)
+    return Header(cluster, np.ones(cluster.shape), want, np.zeros(len(want), np.int64), 3)
+
+
+def listed(parcels) -> list[tuple[int, int, list[int], list[int]]]:
+    return [(p.sender, p.hearer, p.client_T.tolist(), p.k_T.tolist()) for p in parcels]
+
+
+def test_only_models_that_a_neighbour_in_the_other_shard_wants_are_packed():
+    halves = [range(2), range(2, 4)]
+    assert listed(pack(LINE, header([[0]] * 4, [[0]] * 4), halves)) == [(0, 1, [1], [0]), (1, 0, [2], [0])]
+    assert listed(pack(LINE, header([[0], [0], [1], [0]], [[0], [0], [1], [0]]), halves)) == []
+    assert listed(pack(LINE, header([[0, 1]] * 4, [[0], [1], [0], [0]]), halves)) == [(0, 1, [1], [0]), (1, 0, [2], [1])]
+
+
+def test_a_model_goes_to_a_shard_once_however_many_want_it_there():
+    star = Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)])
+    assert listed(pack(star, header([[0]] * 4, [[0]] * 4), [range(1), range(1, 4)])) == [(0, 1, [0], [0]), (1, 0, [1, 2, 3], [0, 0, 0])]
+
+
+@given(st.data())
+def test_parcels_hold_what_the_definition_says(data):
+    n, shards = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
+    edges = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12))
+    offered = data.draw(st.lists(st.lists(st.integers(NOTHING, 2), min_size=2, max_size=2), min_size=n, max_size=n))
+    wanted = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=1), min_size=n, max_size=n))
+    graph, blocks = Graph.from_edges(n, edges), balanced([1] * n, shards)
+    packed = {
+        (p.hearer, int(i), int(k)) for p in pack(graph, header(offered, wanted), blocks) for i, k in zip(p.client_T, p.k_T, strict=True)
+    }
+    home = {i: b for b, clients in enumerate(blocks) for i in clients}
+    assert len(packed) == len(set(packed))
+    assert set(packed) == {
+        (home[j], int(i), k) for j in range(n) for i in graph.closed(j) for k in (0, 1) if home[i] != home[j] and offered[i][k] in wanted[j]
+    }
+
+
+def test_a_clients_own_examples_arrive_as_they_were():
+    block = fedspd.experiment.build(CONFIG).plan.part(range(2, 5)).train
+    again = Examples.of(block).block()
+    assert again.clients == range(2, 5)
+    assert (again.network, again.width, again.server) == (block.network, block.width, block.server)
+    assert all(torch.equal(*pair) for pair in [*zip(again.x, block.x, strict=True), *zip(again.y, block.y, strict=True)])
+
+
+def test_modules_of_the_current_folder_travel_as_text(tmp_path, monkeypatch):
+    (tmp_path / "travelling").mkdir()
+    (tmp_path / "travelling" / "inner.py").write_text("answer = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import travelling.inner  # type: ignore[import-not-found]
+
+    sources = own_sources(tmp_path)
+    assert sources == {"travelling.inner": "answer = 42\n"}
+    for name in ("travelling", "travelling.inner"):
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "travelling" / "inner.py").unlink()
+    (tmp_path / "travelling").rmdir()
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, OwnModules(sources)])
+    import travelling.inner  # noqa: F811
+
+    assert travelling.inner.answer == 42
+
+
+OWN = """
+from torch import nn
+
+def make(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+def test_a_model_of_the_users_own_is_found_where_its_file_is_not(local_ray, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("travelling_model.py").write_text(OWN)
+    plan = fedspd.experiment.build(fedspd.load(overrides=[*SETTINGS, "model.name=travelling_model:make"])).plan
+    sources = own_sources(tmp_path)
+    Path("travelling_model.py").unlink()
+    shard = ray.remote(num_cpus=1)(Shard).remote()
+    for command in (["open", sources, [ray.put(Luggage.of(plan))]], ["begin"]):
+        ray.get(shard.do.remote(*command))
+    here = BlockRunner(plan)
+    here.begin()
+    assert ray.get(shard.do.remote("digests")) == here.digests()
+    ray.kill(shard)
+
+
+# ---- runs
+
+
+def test_a_run_with_newcomers_gives_the_simulators_records(lab, local_ray, tmp_path):
+    config = fedspd.load(overrides=[*SETTINGS, "holdout_clients=2", "evaluate_every=2"])
+    heard = []
+    result = fedspd.run(config, engine="ray", out=tmp_path / "ray", listener=heard.append)
+    check_same(lab, result, fedspd.run(config, workers=2))
+    assert [event["event"] for event in heard] == ["start", *["round"] * 4, "final"]
+    assert ray.is_initialized(), "a cluster that was there before is there afterwards"
+    assert sorted(path.name for path in (tmp_path / "ray/checkpoints/round-000005").iterdir()) == [
+        "checkpoint.json",
+        "part-000000-000003.safetensors",
+        "part-000003-000006.safetensors",
+    ]
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping_at(round: int, event) -> None:
+    if event["event"] == "round" and event["round"] == round:
+        raise Stop
+
+
+@pytest.mark.parametrize(("first", "second"), [("ray", "processes"), ("processes", "ray")])
+def test_a_run_begun_by_one_engine_is_continued_by_the_other(lab, local_ray, whole, tmp_path, first, second):
+    with pytest.raises(Stop):
+        fedspd.run(CONFIG, engine=first, out=tmp_path / "run", listener=partial(stopping_at, 3))
+    check_same(lab, fedspd.run(out=tmp_path / "run", resume=True, engine=second), whole)
+
+
+# ---- what dies
+
+
+def dying_model(deaths: Path, count: int):
+    """A factory of models that kill their process in the middle of training, `count` times in all."""
+
+    class Dying(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.layer = nn.Linear(64, classes)
+            self.batches = 0
+
+        def forward(self, x):
+            self.batches += self.training
+            if self.batches == 8 and len(list(deaths.iterdir())) < count:
+                (deaths / str(os.getpid())).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.layer(x.flatten(1))
+
+    return lambda shape, classes: Dying(classes)
+
+
+def test_an_actor_that_is_killed_in_the_middle_of_its_training(lab, local_ray, tmp_path):
+    deaths, heard = tmp_path / "deaths", []
+    deaths.mkdir()
+    result = fedspd.run(CONFIG, model=dying_model(deaths, 1), engine="ray", workers=2, listener=heard.append)
+    assert len(list(deaths.iterdir())) == 1
+    check_same(lab, result, fedspd.run(CONFIG, model=dying_model(deaths, 0)))
+    (restart,) = [event for event in heard if event["event"] == "restart"]
+    (alarm,) = restart["alarms"]
+    assert re.fullmatch(r"A part of the cluster was lost \(.*\): the run goes on from its last checkpoint\.", alarm)
+    assert [event["event"] for event in heard].count("start") == 1
+
+
+def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_path):
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    with pytest.raises(WorkerError, match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between: look"):
+        fedspd.run(CONFIG, model=dying_model(deaths, 100), engine="ray", workers=1)
+    assert len(list(deaths.iterdir())) == 4
+
+
+def test_an_exception_in_an_actor_arrives_as_a_sentence(local_ray):
+    class Fails(nn.Linear):
+        def forward(self, x):
+            if self.training:
+                raise ValueError("no training today\nsecond line")
+            return super().forward(x.flatten(1))
+
+    with pytest.raises(WorkerError, match=r"^A worker failed with ValueError: no training today second line \(test_ray.py, line \d+\): .*"):
+        fedspd.run(CONFIG, model=lambda shape, classes: Fails(64, classes), engine="ray", workers=1)
+
+
+def test_a_machine_with_other_versions_is_refused():
+    check_versions(versions())
+    with pytest.raises(WorkerError, match=r"^A machine of the cluster has torch 1\.0, and this one \d"):
+        check_versions({**versions(), "torch": "1.0"})
+
+
+def test_an_actor_that_cannot_start_says_what_is_missing(local_ray, monkeypatch):
+    ghost = types.ModuleType("nowhere_else")
+    exec("class Ghost:\n    def speak(self): pass", ghost.__dict__)
+    monkeypatch.setitem(sys.modules, "nowhere_else", ghost)
+    with pytest.raises(RayActorError) as caught:
+        ray.get(ray.remote(ghost.Ghost).remote().speak.remote())
+    assert str(translated(caught.value)) == (
+        "An actor could not start (ModuleNotFoundError: No module named 'nowhere_else'): "
+        "every machine of the cluster needs the same fedspd and Python."
+    )
+
+
+def test_a_gpu_is_not_asked_for():
+    plan = fedspd.experiment.build(CONFIG).plan
+    plan.learner.device = torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"^device = 'cuda': --engine ray trains on CPUs; use device = 'cpu' or --engine processes\.$"):
+        RayCluster(plan)

@@ -1,0 +1,67 @@
+"""What stands in deploy/ and in its page can be done."""
+
+import configparser
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedspd.cli.main import guarded
+from fedspd.config import validate
+from fedspd.node.manifest import check_address, check_name
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/deploy.md").read_text()
+UNIT = (ROOT / "deploy/fedspd-node@.service").read_text()
+CONTAINER = (ROOT / "deploy/Containerfile").read_text()
+GROUPS = ("node", "network")
+
+
+def command_lines() -> list[list[str]]:
+    """Every call of fedspd in the page, the unit and the container, from its first word on."""
+    blocks = re.findall(r"```(?:toml)?\n(.*?)```", PAGE.replace("\\\n", ""), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()] + UNIT.splitlines()
+    calls = [re.search(r"(?:^|/bin/|exec \S+ |  )fedspd ((?:node|network|up) .*)", line) for line in lines if not line.startswith("#")]
+    (container,) = re.findall(r"^CMD \[(.*)\]$", CONTAINER, re.MULTILINE)
+    return [shlex.split(found[1]) for found in calls if found] + [shlex.split(container.replace(",", " "))]
+
+
+@pytest.mark.parametrize("words", command_lines(), ids=lambda words: " ".join(words[:2]))
+def test_every_option_exists(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    command = words[:2] if words[0] in GROUPS else words[:1]
+    assert guarded([*command, "--help"]) == 0
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {word for word in words if word.startswith("--")} - known == set()
+
+
+def test_there_are_many():
+    assert {tuple(words[:2]) for words in command_lines()} >= {
+        *(("network", verb) for verb in ("create", "show", "add", "join", "revoke")),
+        *(("node", verb) for verb in ("run", "status", "export", "predict")),
+    }
+
+
+def test_the_config_and_the_addresses_fit_each_other():
+    plant, addresses = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+    assert validate(plant).clients == len(addresses) == 8
+    assert [check_address(address) for address in addresses.values()] == list(addresses.values())
+    assert [check_name(name) for name in addresses] == list(addresses)
+
+
+def test_the_unit_restarts_what_failed_and_not_what_was_refused():
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(UNIT)
+    service = parser["Service"]
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert service["StateDirectory"] == "fedspd/%i"
+    assert "--state /var/lib/fedspd/%i " in service["ExecStart"]
+
+
+def test_the_metrics_of_the_page_are_those_of_a_node():
+    source = (ROOT / "src/fedspd/node/status.py").read_text().replace("{kind}", "sent") + "fedspd_received_bytes_total"
+    named = set(re.findall(r"`(fedspd_\w+)", PAGE))
+    assert named == set(re.findall(r"fedspd_\w+", source))
