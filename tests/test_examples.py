@@ -42,7 +42,7 @@ def percentages(text: str) -> list[float]:
 def test_every_example_is_run_here():
     run_here = {*ON_DIGITS, "own_model", "own_method", "own_arrays", "own_function", "listener", "regression"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == run_here
-    assert {path.stem for path in CONFIGS} == {"own_function", "mnist", "fashion-mnist", "cifar10"}
+    assert {path.stem for path in CONFIGS} == {"own_function", "mnist", "fashion-mnist", "cifar10", "plant"}
 
 
 @pytest.mark.parametrize("name", ON_DIGITS)
@@ -88,6 +88,13 @@ def test_regression_finds_both_slopes_at_every_client(tmp_path):
     found = sorted([float(number) for number in re.findall(r"-?\d\.\d\d", line)] for line in printed.splitlines())
     assert found[0] == pytest.approx([-1, -1, -1], abs=0.1)
     assert found[1] == pytest.approx([2, 2, 2], abs=0.1)
+
+
+def test_the_plant_is_simulated_and_its_peers_learn_from_one_another(tmp_path):
+    summary = run_config("plant", tmp_path)
+    (tmp_path / "run").rename(tmp_path / "together")
+    alone = run_config("plant", tmp_path, "method=local")
+    assert summary["accuracy"]["mean"] > alone["accuracy"]["mean"] + 0.05
 
 
 def test_own_function_is_found_in_the_current_folder(tmp_path):

@@ -24,7 +24,6 @@ from fedspd.build import Experiment, ModelFactory, build
 from fedspd.config import Base, as_dict, as_toml, config_hash, load, validate
 from fedspd.core.errors import ConfigError, MissingExtra, RecordError, WorkerError, nearest
 from fedspd.core.keys import Key
-from fedspd.core.learner import keyed_randomness
 from fedspd.engines.block import BlockRunner, Plan
 from fedspd.engines.engine import BlockLost, Engine
 from fedspd.engines.simulator import Simulator
@@ -285,14 +284,10 @@ class Result:
 
     def model(self, client: int) -> nn.Module:
         """The client's own model as an ordinary module."""
-        state, learner = self.state(client), self.experiment.plan.learner
-        vector = getattr(state, "personal_CP", getattr(state, "model_CP", None))
-        if vector is None:
+        own_CP = self._runner(client).own_CP
+        if own_CP is None:
             raise ConfigError(f"method = '{self.summary['method']}' does not end in one model per client: use Result.predict.")
-        with keyed_randomness(Key(0), learner.device):  # a notebook's own draws stay as they were
-            module = learner.factory().to(device=learner.device, dtype=learner.dtype)
-        module.load_state_dict(learner.export(vector[0]))
-        return module.eval()
+        return self.experiment.plan.learner.as_module(own_CP[0])
 
     def _runner(self, client: int) -> BlockRunner:
         if not 0 <= client < self.experiment.plan.clients:

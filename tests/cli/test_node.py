@@ -190,9 +190,9 @@ def test_the_live_table_has_a_row_for_every_node(capsys):
     Console(width=100).print(table(nodes, 3))
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["a", "running", "2 of 3", "1", "c", "0.25 0.75", "50.0 %"],
-        ["b", "done", "final", "0", "", "", ""],
-        ["c", "starting", "0 of 3", "0", "", "", ""],
+        ["a", "running", "2 of 3", "b", "c", "0.25 0.75", "50.0 %"],
+        ["b", "done", "final", "", "", "", ""],
+        ["c", "starting", "0 of 3", "", "", "", ""],
     ]
 
 

@@ -23,7 +23,7 @@ from fedspd.node.transport import Announcement, Hello, Offer, Request
 ROUNDS = 12
 CONFIG = validate({"method": "fedavg", "clients": 3, "clusters": 1, "rounds": ROUNDS, "data": {"name": "digits", "examples": 30},
                    "topology": {"kind": "complete"}, "model": {"name": "linear"}})  # fmt: skip
-PATIENCE = Patience(start=20, least=0.2, most=2, beat=0.1, silence=1, leave=0.2)
+PATIENCE = Patience(start=60, least=1, most=3, beat=0.1, silence=30, leave=0.2)
 EXPERIMENT = build(CONFIG)
 MEMBERS = tuple(Member(f"n{i}", i, f"host:{7000 + i}", tuple(f"n{j}" for j in range(3) if j != i), i + 1) for i in range(3))
 MANIFEST = Manifest(

@@ -24,6 +24,7 @@ from fedspd.record import Json
 
 Found = TypeVar("Found")
 QUICK = Patience(start=20, least=0.5, most=20, beat=0.1, silence=1.0, leave=0.5)
+PATIENT = Patience(start=120, least=60, most=60, beat=0.1, silence=60, leave=0.5)  # where nobody fails, nobody may be left out
 EXCHANGING = ("fedspd", "fedavg", "fedem", "fedsoft", "ifca", "pfedme")
 
 
@@ -99,8 +100,8 @@ def together(work: Coroutine[Any, Any, Found]) -> Found:
     return asyncio.run(one_at_a_time())
 
 
-async def all_of(plant: Plant) -> None:
-    await asyncio.gather(*(plant.live(i) for i in range(plant.config.clients)))
+async def all_of(plant: Plant, patience: Patience = PATIENT) -> None:
+    await asyncio.gather(*(plant.live(i, patience) for i in range(plant.config.clients)))
 
 
 async def reaches(plant: Plant, i: int, round: int) -> None:

@@ -62,7 +62,8 @@ def table(nodes: Sequence[Running], rounds: int) -> Table:
         mixture = " ".join(f"{share:.2f}" for share in last.get("mixture") or ())
         score = "" if last.get("accuracy") is None else f"{100 * last['accuracy']:.1f} %"
         done = "final" if node.done else f"{last.get('round', 0)} of {rounds}"
-        shown.add_row(node.name, node.state, done, str(len(last.get("heard", ()))), ", ".join(last.get("missing", ())), mixture, score)
+        heard, missing = (", ".join(last.get(key, ())) for key in ("heard", "missing"))
+        shown.add_row(node.name, node.state, done, heard, missing, mixture, score)
     return shown
 
 

@@ -169,6 +169,13 @@ class Learner:
         self.load(model_P)
         return {name: tensor.detach().contiguous().clone() for name, tensor in self.module.state_dict().items()}
 
+    def as_module(self, model_P: Tensor) -> nn.Module:
+        """The model as an ordinary module; the caller's own random draws stay as they were."""
+        with keyed_randomness(Key(0), self.device):
+            module = self.factory().to(device=self.device, dtype=self.dtype)
+        module.load_state_dict(self.export(model_P))
+        return module.eval()
+
     # ---- training
 
     def train(

@@ -163,6 +163,12 @@ class BlockRunner:
         plan = self.plan
         self.state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
 
+    @property
+    def own_CP(self) -> Tensor | None:
+        """Each client's own model; None where the method ends in several."""
+        found: Tensor | None = getattr(self.state, "personal_CP", getattr(self.state, "model_CP", None))
+        return found
+
     def measure(self) -> Measures:
         accuracy, loss = self._test()
         state = self.state

@@ -154,13 +154,9 @@ class Conversation:
         started, offer = self.clock(), Offer((), asked.model_CKP[0, :0])
         while (said := self.inbox.get(name, moment)) is None:
             await asyncio.sleep(GLANCE)
-        if len(said.clusters) != asked.cluster_CK.shape[1]:
-            self._trouble(
-                name,
-                Rubbish(
-                    f"it offers {len(said.clusters)} models in round {moment[0]}, where every node offers {asked.cluster_CK.shape[1]}."
-                ),
-            )
+        offered, usual = len(said.clusters), asked.cluster_CK.shape[1]
+        if offered != usual:
+            self._trouble(name, Rubbish(f"it offers {offered} models in round {moment[0]}, where every node offers {usual}."))
             return None
         if wants := wanted(asked, said):
             request = Request(*moment, wants, asked.model_CKP.shape[2])

@@ -58,18 +58,15 @@ def _without_examples(manifest: Manifest, client: int) -> Plan:
 
 
 def own_model(runner: BlockRunner) -> nn.Module:
-    vector_CP = getattr(runner.state, "personal_CP", getattr(runner.state, "model_CP", None))
-    if vector_CP is None:
+    own_CP = runner.own_CP
+    if own_CP is None:
         method = type(runner.plan.algorithm).__name__
         raise ConfigError(f"{method} keeps several models and has no single one to export: use 'fedspd node predict'.")
-    if not vector_CP.shape[1]:
+    if not own_CP.shape[1]:
         raise RecordError(
             "The node has no model of its own before its last round is done: let it finish; 'fedspd node predict' works already."
         )
-    trainer = runner.plan.learner
-    module = trainer.factory().to(dtype=trainer.dtype)
-    module.load_state_dict(trainer.export(vector_CP[0]))
-    return module.eval()
+    return runner.plan.learner.as_module(own_CP[0])
 
 
 def export(bundle: Path, to: Path, state: Path | None = None) -> None:
