@@ -147,6 +147,21 @@ def test_rewinding_to_a_checkpoint_forgets_what_came_later(record):
 # ---- checkpoints
 
 
+@pytest.mark.parametrize("left", [0, 5, None])
+def test_events_that_lost_their_end_are_refused_and_left_as_they_are(record, left):
+    record.append({"event": "round", "round": 1})
+    with record.checkpoint(1, {"round": 1}):
+        pass
+    path = record.folder / "events.jsonl"
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    with pytest.raises(RecordError, match=rf"events.jsonl' is damaged: {left or 0} bytes are left of 30"):
+        record.rewind(record.latest()[1]["events"])
+    assert not path.exists() if left is None else path.stat().st_size == left
+
+
 def test_there_is_no_checkpoint_at_first(record):
     assert record.latest() is None
 

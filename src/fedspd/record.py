@@ -166,7 +166,12 @@ class Record:
     def rewind(self, size: int) -> None:
         """Forget the events of rounds that will be run again."""
         path = self.folder / "events.jsonl"
-        if path.exists():
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:  # else it would be filled up with zeros
+            raise RecordError(
+                f"'{path}' is damaged: {found} bytes are left of {size}; restore it from a copy, or start anew in another folder."
+            )
+        if found > size:
             os.truncate(path, size)
 
 

@@ -4,7 +4,6 @@ It is a run folder (record.py) of one client: kill -9 at any instant loses at mo
 """
 
 from pathlib import Path
-from typing import Any
 
 from fedspd.core.errors import RecordError
 from fedspd.engines.block import BlockRunner
@@ -36,7 +35,6 @@ class Journal:
             return 0
         folder, content = latest
         runner.load(folder)
-        _check_whole(self.record.folder / "events.jsonl", content["events"])
         self.record.rewind(content["events"])
         self.last = next(reversed(list(self.record.events())), {})
         return int(content["round"])
@@ -49,9 +47,8 @@ class Journal:
         if self.last.get("event") != "final":
             runner.finish(round)
             self._commit(runner, round, {"event": "final", "round": round}, True)
-        self.record.write(
-            "result.json", {"round": round - 1, **{name: self.last[name] for name in ("accuracy", "mixture", "hash") if name in self.last}}
-        )
+        found = {name: self.last[name] for name in ("accuracy", "mixture", "hash") if name in self.last}
+        self.record.write("result.json", {"round": round - 1, **found})
 
     def _commit(self, runner: BlockRunner, round: int, event: Json, measure: bool) -> None:
         scores = _of_one(measured(runner.measure())) if measure else {}
@@ -65,22 +62,8 @@ class Journal:
 
 def _of_one(scores: Json) -> Json:
     """The numbers of the only client, without those that describe a network."""
-    rows = {name: _first(value) for name, value in scores.items() if name in ("accuracy", "test_loss", "loss", "mixture")}
+    rows = {name: values[0] for name, values in scores.items() if name in ("accuracy", "test_loss", "loss", "mixture")}
     return {**rows, "alarms": scores["alarms"]}
-
-
-def _first(values: Any) -> Any:
-    return values[0]
-
-
-def _check_whole(events: Path, size: int) -> None:
-    """Else a journal that lost its end would be filled up with zeros."""
-    found = events.stat().st_size if events.exists() else 0
-    if found < size:
-        raise RecordError(
-            f"The journal '{events}' is damaged, as {found} bytes are left of {size}: restore it from a copy, "
-            "or let this node start anew in another folder with --state."
-        )
 
 
 def _check_same(record: Record, about: Json) -> None:

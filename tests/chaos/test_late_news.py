@@ -1,0 +1,67 @@
+"""Found by a partition that healed: news of the past must neither be told for ever nor be taken for the present."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from fedspd.core.errors import Refused, Unreachable
+from fedspd.node.conversation import Conversation
+from fedspd.node.patience import Patience
+from fedspd.node.place import Place
+from fedspd.node.transport import Announcement, Hello
+
+LIMIT = 60.0  # seconds
+
+
+class Nobody:
+    """The transport of a node that reaches nobody."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def announce(self, neighbour: str, announcement: Announcement, limit: float) -> None:
+        self.calls += 1
+        raise Unreachable("nobody is there.")
+
+
+def conversation(transport: Nobody) -> Conversation:
+    place = Place("a", 0, "host:1", {"b": 1}, "agreed", rounds=20, rule="uniform", evaluate_every=1)
+    return Conversation(place, cast(Any, None), cast(Any, transport), Patience())
+
+
+def of_round(round: int) -> Announcement:
+    return Announcement(round, 0, (0,), (1.0,), (0,), 0, 1)
+
+
+def test_a_late_announcement_does_not_set_a_neighbour_back():
+    talk = conversation(Nobody())
+    talk.now((7, 0))
+    talk.announced("b", of_round(8))
+    with pytest.raises(Refused, match="round 6, exchange 0 is over"):
+        talk.announced("b", of_round(6))
+    assert talk.watch.neighbours["b"].round == 8
+
+
+def test_a_neighbour_that_restarts_says_so_and_is_believed():
+    talk = conversation(Nobody())
+    talk.now((7, 0))
+    talk.announced("b", of_round(8))
+    talk.hello("b", Hello("agreed", 5, "host:2"))
+    assert talk.watch.neighbours["b"].round == 5
+
+
+def test_nobody_is_told_what_is_over():
+    async def told() -> int:
+        transport = Nobody()
+        talk = conversation(transport)
+        talk.now((1, 0))
+        telling = asyncio.create_task(talk._tell("b", of_round(1)))
+        async with asyncio.timeout(LIMIT):
+            while transport.calls < 2:
+                await asyncio.sleep(0.01)
+            talk.now((2, 0))
+            await telling
+        return transport.calls
+
+    assert 2 <= asyncio.run(told()) <= 4

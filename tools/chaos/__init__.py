@@ -1,0 +1,1 @@
+"""Real peers under real faults: what docs/reliability.md quotes."""
