@@ -47,7 +47,7 @@ class Journal:
         if self.last.get("event") != "final":
             runner.finish(round)
             self._commit(runner, round, {"event": "final", "round": round}, True)
-        found = {name: self.last[name] for name in ("accuracy", "mixture", "hash") if name in self.last}
+        found: Json = {name: self.last[name] for name in ("accuracy", "mixture", "hash") if name in self.last}
         self.record.write("result.json", {"round": round - 1, **found})
 
     def _commit(self, runner: BlockRunner, round: int, event: Json, measure: bool) -> None:
