@@ -157,7 +157,7 @@ def test_events_that_lost_their_end_are_refused_and_left_as_they_are(record, lef
         path.unlink()
     else:
         os.truncate(path, left)
-    with pytest.raises(RecordError, match=rf"events.jsonl' is damaged: {left or 0} bytes are left of 30"):
+    with pytest.raises(RecordError, match=rf"events.jsonl' is damaged: {left or 0} bytes are left of 28"):
         record.rewind(record.latest()[1]["events"])
     assert not path.exists() if left is None else path.stat().st_size == left
 
