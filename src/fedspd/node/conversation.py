@@ -36,7 +36,8 @@ class Conversation:
         self.inbox = Inbox()
         self.offers: dict[Moment, Exchange] = {}
         self.moment: Moment = (0, 0)
-        self.troubles: dict[str, str] = {}  # the last one with every neighbour
+        self.troubles: dict[str, str] = {}  # with every neighbour whose last call failed
+        self._complaints: dict[str, str] = {}  # what was last written down about it
         self._leaving: float | None = None  # since when
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -175,7 +176,7 @@ class Conversation:
         while True:
             try:
                 found = await call()
-                self.watch.sign_of_life(name)
+                self._answered(name)
                 return found
             except TransportError as error:
                 self._trouble(name, error)
@@ -206,13 +207,18 @@ class Conversation:
     async def _beat(self, name: str) -> None:
         try:
             said = await self.transport.hello(name, self._hello(), CALL)
-            self.watch.sign_of_life(name, said.round)
+            self._answered(name, said.round)
         except TransportError as error:
             self._trouble(name, error)
 
+    def _answered(self, name: str, round: int | None = None) -> None:
+        self.watch.sign_of_life(name, round)
+        self.troubles.pop(name, None)
+
     def _trouble(self, name: str, error: TransportError) -> None:
         """Nobody is there yet, or not any more: that is no news. The rest is told once."""
-        if self.troubles.get(name) != str(error) and not isinstance(error, Unreachable):
+        if self._complaints.get(name) != str(error) and not isinstance(error, Unreachable):
+            self._complaints[name] = str(error)
             log.warning("%s: %s", name, error)
         self.troubles[name] = str(error)
 

@@ -35,15 +35,18 @@ def show(status: Json) -> None:
             console.print(f"{name}: {last[name]}")
     if status["running"]:
         console.print(neighbours(status))
+        for name, known in status["neighbours"].items():
+            if known["last_error"]:
+                console.print(f"{name}: {known['last_error']}", highlight=False)
         refused = ", ".join(f"{reason}: {count}" for reason, count in status["refused"].items())
         console.print(f"refused: {refused or 'nothing'}")
 
 
 def neighbours(status: Json) -> Table:
-    table = Table("neighbour", "alive", "round", "seen (s ago)", "sent (kB)", "received (kB)", "last error")
+    table = Table("neighbour", "alive", "round", "seen (s ago)", "sent (kB)", "received (kB)")
     for name, known in status["neighbours"].items():
         sent, received = (status["bytes"][kind].get(name, 0) / 1000 for kind in ("sent", "received"))
         alive = "muted" if known["muted"] else "yes" if known["alive"] else "no"
         seen = "never" if known["seen_seconds_ago"] is None else f"{known['seen_seconds_ago']:.1f}"
-        table.add_row(name, alive, str(known["round"]), seen, f"{sent:,.0f}", f"{received:,.0f}", known["last_error"] or "")
+        table.add_row(name, alive, str(known["round"]), seen, f"{sent:,.0f}", f"{received:,.0f}")
     return table
