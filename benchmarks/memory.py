@@ -18,7 +18,7 @@ import typer
 
 import fedspd
 from fedspd.build import build
-from fedspd.config import load
+from fedspd.config import Base, load
 from fedspd.estimate import estimate
 
 LOOK = 0.05  # seconds
@@ -60,6 +60,12 @@ class Highest(threading.Thread):
             self.bytes = max(self.bytes, whole())
 
 
+def expected(config: Base, arrays: tuple[np.ndarray, ...], workers: int) -> tuple[int, int]:
+    """Parameters of a model, and bytes of the run; nothing of it is left when the run begins."""
+    experiment = build(config, arrays)
+    return experiment.plan.learner.size, estimate(experiment, workers)["memory"]["total"]
+
+
 def main(
     clients: Annotated[int, typer.Argument()] = 10_000,
     hidden: Annotated[int, typer.Option(help="hidden units of the model")] = 48,
@@ -69,9 +75,8 @@ def main(
     settings = ["data.mixture=permutation", "model.name=mlp", "sgd.batch=10", "sgd.epochs=1", "fedspd.final_epochs=1", "topology.degree=6"]
     config = load(None, [f"clients={clients}", f"rounds={rounds}", f"data.examples={EXAMPLES}", f"model.hidden={hidden}", *settings])
     arrays = data(clients)
-    experiment = build(config, arrays)
-    numbers = clients * config.clusters * experiment.plan.learner.size * 4
-    predicted = estimate(experiment, workers)["memory"]["total"]
+    parameters, predicted = expected(config, arrays, workers)
+    numbers = clients * config.clusters * parameters * 4
     highest, started = Highest(), time.perf_counter()
     highest.start()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +84,7 @@ def main(
     seconds = time.perf_counter() - started
     highest.ended.set()
     highest.join()
-    print(f"{clients:,} clients, {experiment.plan.learner.size:,} parameters, {rounds} rounds, {workers} workers: {seconds:.0f} s")
+    print(f"{clients:,} clients, {parameters:,} parameters, {rounds} rounds, {workers} workers: {seconds:.0f} s")
     print(f"N x S x P numbers {numbers / 1e6:,.0f} MB; predicted {predicted / 1e6:,.0f} MB, measured {highest.bytes / 1e6:,.0f} MB "
           f"({100 * (predicted / highest.bytes - 1):+.1f} %)")  # fmt: skip
 
