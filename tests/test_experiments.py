@@ -1,0 +1,47 @@
+"""The scripts of docs/results.md, on small data."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import centers
+import fedspd
+import informed
+
+SMALL = {"clients": 4, "rounds": 3, "data": {"examples": 60}, "topology": {"degree": 2}, "fedspd": {"final_epochs": 1}}
+
+
+def test_the_blend_of_the_centers_is_what_the_run_was_scored_with_before_its_final_phase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = fedspd.run(SMALL, out=tmp_path / "run")
+    centers.main([tmp_path / "run"])
+    heading, line = (text.split() for text in capsys.readouterr().out.splitlines())
+    found = dict(zip(heading, line, strict=True))
+    assert float(found["blend"]) == round(100 * result.summary["accuracy_before_final_phase"]["mean"], 1)
+    assert 50 <= float(found["major"]) <= min(float(found["truth"]), float(found["label"])) <= 100
+
+
+def test_together_counts_examples_beside_most_of_their_kind() -> None:
+    assigned = torch.tensor([0, 0, 1, 1, 1, 0])
+    assert centers.together(assigned, torch.zeros(6, dtype=torch.long)) == 3 / 6
+    assert centers.together(assigned, torch.tensor([7, 7, 7, 8, 8, 8])) == 4 / 6
+    assert centers.together(assigned, torch.tensor([5, 5, 6, 6, 6, 5])) == 1
+
+
+def test_informed_fedspd_has_every_example_in_its_true_cluster_after_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+    told = informed.Informed.told
+    monkeypatch.setattr(informed.Informed, "told", lambda self, state, data: seen.append(told(self, state, data)) or seen[-1])
+    (tmp_path / "small.toml").write_text("clients = 4\n[data]\nexamples = 60\n[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n")
+    informed.main(tmp_path / "small.toml", ["rounds=2"])
+    plan = informed.build(informed.load(tmp_path / "small.toml", ["rounds=2"])).plan
+    assert len(seen) == 3  # the start and two rounds
+    for state in seen:
+        for row_E, truth, u_S in zip(state.assignment_CE, plan.truth, state.mixture_CS, strict=True):
+            assert row_E[: len(truth)].tolist() == truth.tolist()
+            assert u_S.tolist() == pytest.approx([(truth == s).mean() for s in range(2)])
+    assert [word for word in capsys.readouterr().out.split() if word.isalpha()] == ["blend", "outputs", "largest", "final"]
