@@ -53,6 +53,12 @@ def test_a_sweep_is_a_comparison_at_every_point_of_its_grid():
     assert todo[3].point == {"topology.degree": 4, "clusters": 3}
 
 
+def test_a_swept_option_of_one_method_is_no_reason_to_run_the_others_again():
+    todo = jobs(base(), ["fedspd", "fedavg"], 1, {"fedavg.finetune": [0, 5]})
+    assert [job.name for job in todo] == ["fedspd,seed=0", "fedavg.finetune=0,fedavg,seed=0", "fedavg.finetune=5,fedavg,seed=0"]
+    assert [job.point for job in todo] == [{}, {"fedavg.finetune": 0}, {"fedavg.finetune": 5}]
+
+
 def test_values_with_commas_sweep_unless_they_are_a_list_or_in_quotes():
     single, grid = parse_grid(["rounds=3", "topology.degree=2,4.5", "data.mixture=rotation,parity", 'data.name="a,b.npz"', "x=[1,2]"])
     assert single == ["rounds=3", 'data.name="a,b.npz"', "x=[1,2]"]
@@ -69,6 +75,13 @@ def test_values_with_commas_sweep_unless_they_are_a_list_or_in_quotes():
         (["local"], 1, {"seed": [1, 2]}, "'seed' cannot be swept: give --seeds instead."),
         (["local"], 1, {"method": ["local"]}, "'method' cannot be swept: give --methods instead."),
         (["local"], 1, {"clusters": [2, 2]}, "clusters=2,2: a value is given twice."),
+        (["local"], 1, {"fedavg.finetune": [0, 5]}, "fedavg.finetune cannot be swept without fedavg: add it to --methods."),
+        (
+            ["local"],
+            1,
+            {"data.name": ["a/b", "a_b"]},
+            "Two runs would have the folder 'data.name=a_b,local,seed=0': rename a value.",
+        ),
         (["local"], 1, {"clusters": [2, "x"]}, 'clusters = "x": expected a whole number.'),
     ],
 )
@@ -149,6 +162,14 @@ def test_a_folder_of_another_comparison_is_refused_and_left_alone(tmp_path):
 def test_what_cannot_be_is_refused_before_there_is_a_folder(tmp_path):
     todo = jobs(base("topology.kind=er"), ["local"], 1, {"topology.degree": [2, 25]})
     with pytest.raises(FedspdError, match=r"topology\.degree = 25"):
+        run_all(todo, tmp_path / "c", 2, Heard())
+    assert not (tmp_path / "c").exists()
+
+
+def test_every_seed_is_tried_before_there_is_a_folder(tmp_path):
+    """Seed 2 deals more even digits than there are; seeds 0, 1 and 3 do not."""
+    todo = jobs(base("clients=5", "data.examples=230", "data.mixture=parity"), ["local"], 4)
+    with pytest.raises(FedspdError, match=r"In the run 'local,seed=2': data\.examples = 230"):
         run_all(todo, tmp_path / "c", 2, Heard())
     assert not (tmp_path / "c").exists()
 

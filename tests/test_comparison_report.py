@@ -166,6 +166,53 @@ def test_runs_that_were_told_other_things_are_rows_of_their_own(tmp_path):
     assert found.axes == ["fedspd.warmup"]
 
 
+def test_a_methods_own_options_are_no_other_data_or_graph_for_the_difference(tmp_path):
+    """FedAvg with and without finetuning: both have their difference to FedSPD."""
+    folders = [
+        write_run(tmp_path / f"f{k}", "fedavg", scores=(0.4 + k, 0.4 + k), steps=80, config={"fedavg": {"finetune": k}}) for k in (0, 0.1)
+    ]
+    found = report(write_run(tmp_path / "fedspd", scores=(0.6, 0.6)), *folders)
+    assert [row.label for row in found.rows] == ["fedspd", "fedavg, fedavg.finetune=0", "fedavg, fedavg.finetune=0.1"]
+    assert [row.difference and round(row.difference.mean, 9) for row in found.rows] == [None, -0.2, -0.1]
+
+
+def test_the_options_of_a_method_that_did_not_run_are_no_difference(tmp_path):
+    folders = [write_run(tmp_path / m, m, config={"pfedme": {"K": k}}) for m, k in (("fedspd", 5), ("local", 3))]
+    found = report(*folders)
+    assert found.axes == []
+    assert [row.difference and row.difference.mean for row in found.rows] == [None, 0]
+
+
+def test_networks_of_other_sizes_are_not_compared_although_their_data_are_the_same(tmp_path):
+    """Two clients of which one came after training, and two that trained."""
+    whole = [write_run(tmp_path / method, method) for method in ("fedspd", "local")]
+    later = write_run(tmp_path / "later", "fedavg", config={"clients": 1, "holdout_clients": 1})
+    found = report(*whole, later)
+    assert [row.method for row in found.rows] == ["fedspd", "local"]
+    assert found.notes == [f"'{later}' is left out: its data differ from those of '{whole[0]}' (holdout_clients: 1, there 0)."]
+
+
+@pytest.mark.parametrize("degree", [4, 4.0])
+def test_a_run_beside_a_sweep_is_at_the_sweeps_point_however_its_number_is_written(tmp_path, degree):
+    sweep = write_sweep(tmp_path / "s", "topology.degree", [2, 4])
+    again = write_run(tmp_path / "again", config={"topology": {"name": "digits", "mixture": "rotation", "degree": degree}})
+    more = write_run(tmp_path / "more", "fedavg", config={"topology": {"name": "digits", "mixture": "rotation", "degree": degree}})
+    found = report(sweep, again, more)
+    assert [(row.method, row.point["topology.degree"], len(row.seeds)) for row in found.rows] == [
+        ("fedspd", 2, 1), ("local", 2, 1), ("fedspd", 4, 1), ("local", 4, 1), ("fedavg", 4, 1),
+    ]  # fmt: skip
+    assert found.notes == [f"'{again}' is left out: it repeats '{sweep / 'topology.degree=4,fedspd'}'."]
+
+
+def test_the_order_of_keys_makes_no_other_point(tmp_path):
+    point = {"clusters": 3, "rounds": 2}
+    for name, method in (("a", "fedspd"), ("b", "local")):
+        write_run(tmp_path / "s" / name, method, config=point)
+    points = {"a": {key: point[key] for key in ("clusters", "rounds")}, "b": {key: point[key] for key in ("rounds", "clusters")}}
+    Record(tmp_path / "s").write("compare.json", {"runs": {}, "points": points})
+    assert [row.method for row in report(tmp_path / "s").rows] == ["fedspd", "local"]
+
+
 def write_sweep(folder, key, values, options=None):
     """A comparison folder of fedspd and local at every value."""
     points = {}

@@ -24,7 +24,7 @@ import torch
 
 from fedspd import experiment
 from fedspd.build import build
-from fedspd.config import Base, as_dict, config_hash, parse_override, set_key, validate
+from fedspd.config import METHOD_TABLES, Base, as_dict, config_hash, parse_override, set_key, validate
 from fedspd.core.errors import ConfigError, FedspdError, RecordError, WorkerError
 from fedspd.engines.processes import STOPPING, end_with_parent, signals_held_back
 from fedspd.record import Json, Record, disk
@@ -52,13 +52,21 @@ def jobs(base: Base, methods: Sequence[str], seeds: int, grid: dict[str, list[An
     if len(set(methods)) < len(methods):
         raise ConfigError(f"--methods {','.join(methods)}: a method is named twice.")
     grid = grid or {}
-    _check_grid(grid)
+    _check_grid(grid, methods)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [_job(base, method, base.seed + seed, point) for point in points for seed in range(seeds) for method in methods]
+    found: dict[str, Job] = {}
+    for point, seed, method in itertools.product(points, range(seeds), methods):
+        job = _job(base, method, base.seed + seed, point)
+        if found.setdefault(job.name, job).config != job.config:
+            raise ConfigError(f"Two runs would have the folder '{job.name}': rename a value.")
+    return list(found.values())
 
 
-def _check_grid(grid: dict[str, list[Any]]) -> None:
+def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
     for key, values in grid.items():
+        table = key.partition(".")[0]
+        if table in METHOD_TABLES and table not in methods:
+            raise ConfigError(f"{key} cannot be swept without {table}: add it to --methods.")
         if key in ("method", "seed"):
             raise ConfigError(f"'{key}' cannot be swept: give --{key}s instead.")
         if len({repr(value) for value in values}) < len(values):
@@ -66,6 +74,8 @@ def _check_grid(grid: dict[str, list[Any]]) -> None:
 
 
 def _job(base: Base, method: str, seed: int, point: Json) -> Job:
+    others = METHOD_TABLES.keys() - {method}
+    point = {key: value for key, value in point.items() if key.partition(".")[0] not in others}
     tree = as_dict(base)
     for key, value in point.items():
         set_key(tree, key, value)
@@ -117,8 +127,11 @@ def _claim(todo: Sequence[Job], folder: Path) -> None:
         return
     if folder.exists() and not (folder.is_dir() and _vacant(folder)):
         raise RecordError(f"The folder '{folder}' exists and is no comparison: give another one with --out.")
-    for job in {repr(job.point): job for job in todo}.values():
-        build(job.config)  # what can be refused is refused before there is a folder
+    for job in {(repr(job.point), job.config.seed): job for job in todo}.values():
+        try:
+            build(job.config)  # what can be refused is refused before there is a folder
+        except FedspdError as error:
+            raise _of_run(job, error) from None
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
     Record(folder).write("compare.json", content)
@@ -129,6 +142,11 @@ def _vacant(folder: Path) -> bool:
     return all(path.name.startswith(".compare.json.draft-") for path in folder.iterdir())
 
 
+def _of_run(job: Job, error: FedspdError) -> FedspdError:
+    """The same error, with the name of the run before it."""
+    return type(error)(f"In the run '{job.name}': {error}")
+
+
 def _run(job: Job, folder: Path, workers: int, listener: experiment.Listener) -> None:
     started = (folder / "run.json").exists()
     experiment.run(job.config, out=folder, resume=started, workers=workers, listener=listener)
@@ -136,7 +154,10 @@ def _run(job: Job, folder: Path, workers: int, listener: experiment.Listener) ->
 
 def _run_in_turn(waiting: Sequence[Job], folder: Path, workers: int, listener: Listener) -> None:
     for job in waiting:
-        _run(job, folder / job.name, workers, partial(listener, job))
+        try:
+            _run(job, folder / job.name, workers, partial(listener, job))
+        except FedspdError as error:
+            raise _of_run(job, error) from None
         listener(job, _finished(job))
 
 
@@ -177,7 +198,7 @@ def _take(pipe: Connection, running: Running, listener: Listener) -> None:
         if process.exitcode:
             raise WorkerError(
                 f"The run '{job.name}' ended with exit code {process.exitcode} (negative: killed by that signal; -9 is often a lack of "
-                "memory: try fewer --workers); repeat the command to continue."
+                "memory: try fewer --workers)."
             ) from None
         return
     if isinstance(message, Exception):
@@ -196,7 +217,7 @@ def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
         _run(job, folder, workers, lambda event: pipe.send(brief(event)))
         pipe.send(_finished(job))
     except FedspdError as error:
-        pipe.send(type(error)(f"In the run '{job.name}': {error}"))
+        pipe.send(_of_run(job, error))
     except Exception:
         pipe.send(WorkerError(f"The run '{job.name}' failed:\n{traceback.format_exc()}"))
 

@@ -170,7 +170,7 @@ def _engine(name: str, workers: int | None, address: str | None) -> Iterator[Cal
     try:
         from fedspd.engines.ray_cluster import RayCluster, joined
     except ImportError:
-        raise MissingExtra("--engine ray", "ray") from None
+        raise MissingExtra.of("--engine ray", "ray") from None
     with joined(address, workers):
         yield partial(RayCluster, workers=workers)
 

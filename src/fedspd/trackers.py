@@ -14,7 +14,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise MissingExtra("--tensorboard", "tensorboard") from None
+            raise MissingExtra.of("--tensorboard", "tensorboard") from None
         self.folder = folder
         self.writer_class: Any = SummaryWriter
 

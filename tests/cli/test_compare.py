@@ -142,14 +142,37 @@ def test_a_folder_of_another_comparison(capsys):
 # ---- interruption
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_comparison_says_how_to_continue_and_does(number, here):
-    words = ["compare", *TINY, "rounds=20", "--methods", "fedspd,local", "--seeds", "1", "--workers", "2", "--out", "c"]
-    started = subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+SLOW = ["compare", *TINY, "rounds=20", "--methods", "fedspd,local", "--seeds", "1", "--workers", "2"]
+
+
+def _started(words):
+    return subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _until(happened):
     end = time.monotonic() + 60
-    while not any(path.stat().st_size for path in here.glob("c/fedspd,*/events.jsonl")):
+    while not happened():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the runs in /proc")
+def test_a_comparison_without_out_whose_run_was_killed_says_how_to_continue(here):
+    started = _started(SLOW)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    _until(lambda: any(path.stat().st_size for path in here.glob("runs/*/fedspd,*/events.jsonl")) and children.read_text())
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    _, error = started.communicate(timeout=30)
+    assert started.returncode == 1
+    assert f"Continue with: fedspd {' '.join(SLOW)} --out {next(here.glob('runs/*')).relative_to(here)}\n" in error
+    assert "' ended with exit code -9" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_comparison_says_how_to_continue_and_does(number, here):
+    words = [*SLOW, "--out", "c"]
+    started = _started(words)
+    _until(lambda: any(path.stat().st_size for path in here.glob("c/fedspd,*/events.jsonl")))
     os.killpg(started.pid, number) if number == signal.SIGINT else started.send_signal(number)
     _, error = started.communicate(timeout=30)
     assert started.returncode == 130

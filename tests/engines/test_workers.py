@@ -19,9 +19,9 @@ def test_a_killed_worker_ends_the_run_with_a_sentence_and_the_run_can_be_resumed
     lab.until(lambda: lab.rounds(out) >= 3)
     os.kill(run.workers[0], signal.SIGKILL)
     assert run.end() == 1
-    (sentence,) = [line for line in run.stderr.splitlines() if line.startswith("fedspd:")]
+    again, sentence = [line for line in run.stderr.splitlines() if line.startswith("fedspd:")]
+    assert again == f"fedspd: Continue with: fedspd run --resume {out}"
     assert "A worker process ended with exit code -9" in sentence
-    assert "--resume" in sentence
     assert "Traceback" not in run.stderr
     assert lab.resumed(out).summary["hash"] == lab.whole("rounds=12").summary["hash"]
 

@@ -16,7 +16,7 @@ from fedspd.algorithms import METHODS
 from fedspd.build import build
 from fedspd.cli.progress import Progress
 from fedspd.config import METHOD_TABLES, load
-from fedspd.core.errors import ConfigError
+from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.estimate import estimate
 from fedspd.record import Json
 from fedspd.trackers import TensorBoard
@@ -117,10 +117,10 @@ def _all(listeners: Sequence[experiment.Listener]) -> experiment.Listener:
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run where it is; what is on disk can be continued."""
+    """Ctrl-C, SIGTERM or a lost worker end the run where it is; what is on disk can be continued."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, WorkerError):
         if (folder / "run.json").exists():
             print(f"\nfedspd: Continue with: fedspd run --resume {folder}", file=sys.stderr)
         raise

@@ -20,7 +20,7 @@ from fedspd.cli.commands import new_folder, split
 from fedspd.cli.progress import note_of
 from fedspd.compare import Job, jobs, parse_grid, run_all
 from fedspd.config import load
-from fedspd.core.errors import ConfigError
+from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.record import Json
 from fedspd.report import pages, tables
 from fedspd.report.comparison import Comparison
@@ -61,10 +61,10 @@ def _run(todo: list[Job], folder: Path, workers: int, as_json: bool) -> None:
 
 @contextmanager
 def _repeatable(folder: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the runs where they are; the same command continues them."""
+    """Whatever ends the runs, what is done stays; the same command with the same folder continues them."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, WorkerError):
         if (folder / "compare.json").exists():
             words = ["fedspd", *sys.argv[1:]]
             place = [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]

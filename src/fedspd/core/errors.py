@@ -42,8 +42,9 @@ class RecordError(FedspdError):
 
 
 class MissingExtra(FedspdError):
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the extra '{extra}', which is not installed: pip install 'fedspd[{extra}]'.")
+    @classmethod
+    def of(cls, what: str, extra: str) -> "MissingExtra":
+        return cls(f"{what} needs the extra '{extra}', which is not installed: pip install 'fedspd[{extra}]'.")
 
 
 class WorkerError(FedspdError):

@@ -163,7 +163,7 @@ def translated(error: RayError) -> FedspdError:
     if isinstance(cause, LOST):
         said = "an actor does not answer" if isinstance(cause, ActorUnavailableError) else lines[0].rstrip(".")
         return BlockLost(f"A part of the cluster was lost ({said})")
-    return WorkerError(f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is whole: continue with --resume.")
+    return WorkerError(f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is whole.")
 
 
 def check_versions(theirs: dict[str, str]) -> None:

@@ -141,7 +141,7 @@ class Worker:
         self.process.join(1)
         return WorkerError(
             f"A worker process ended with exit code {self.process.exitcode} (negative: killed by that signal; -9 is often a lack of "
-            "memory: try fewer --workers). The last checkpoint is whole: continue with --resume."
+            "memory: try fewer --workers). The last checkpoint is whole."
         )
 
     def close(self) -> None:

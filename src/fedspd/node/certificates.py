@@ -19,7 +19,7 @@ try:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise MissingExtra("A network of peers", "node") from None
+    raise MissingExtra.of("A network of peers", "node") from None
 
 Certificate = x509.Certificate
 PrivateKey = ec.EllipticCurvePrivateKey

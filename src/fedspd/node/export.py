@@ -90,7 +90,7 @@ def _to_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError:
-        raise MissingExtra("A model as ONNX", "onnx") from None
+        raise MissingExtra.of("A model as ONNX", "onnx") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of torchvision, which nobody needs here
     batch = {0: torch.export.Dim("examples")}
     with warnings.catch_warnings():

@@ -24,7 +24,7 @@ os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
 try:
     import grpc
 except ImportError:
-    raise MissingExtra("A network of peers", "node") from None
+    raise MissingExtra.of("A network of peers", "node") from None
 
 log = logging.getLogger("fedspd.node")
 SERVICE = "fedspd.Peer"

@@ -29,7 +29,7 @@ try:
 
     from fedspd.node import wire_pb2 as pb
 except ImportError:
-    raise MissingExtra("A network of peers", "node") from None
+    raise MissingExtra.of("A network of peers", "node") from None
 
 CHUNK = 64 * 1024  # bytes: half a second of a slow link, so that small messages need not wait long
 CHUNK_FRAME = CHUNK + 32  # with its index and checksum

@@ -81,13 +81,17 @@ class Comparison:
 
 
 def compare(runs: list[Run], notes: Sequence[str] = ()) -> Comparison:
-    groups: dict[tuple[str, str], list[Run]] = {}
     points = distinct(run.point for run in runs)
-    for point in points:
-        for run in runs:
-            if run.point == point:
-                groups.setdefault((canonical(point), run.method), []).append(run)
-    rows = [_row(group, groups.get((point, REFERENCE)), groups.get((point, BUDGET))) for (point, _), group in groups.items()]
+    places = {canonical(point): place for place, point in enumerate(points)}
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: places[canonical(run.point)]):
+        groups.setdefault((canonical(run.point), run.method), []).append(run)
+
+    def beside(group: list[Run], method: str) -> list[Run] | None:
+        """What the method did at the same point; or at the one without options that only the group's method has."""
+        return groups.get((canonical(group[0].point), method)) or groups.get((canonical(group[0].shared_point), method))
+
+    rows = [_row(group, beside(group, REFERENCE), beside(group, BUDGET)) for group in groups.values()]
     axes = list(dict.fromkeys(key for point in points for key in point))
     return Comparison(runs, rows, axes, list(notes))
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedspd.record import Json
 from fedspd.report import figures, tables
 from fedspd.report.comparison import Comparison, Interval, Row
-from fedspd.report.runs import Run
+from fedspd.report.runs import TABLES, Run, flat
 from fedspd.report.style import STYLE
 from fedspd.report.tables import Column
 
@@ -54,12 +53,14 @@ def _title(comparison: Comparison) -> str:
 def _lead(comparison: Comparison) -> str:
     config = comparison.runs[0].config
     seeds = len({run.seed for run in comparison.runs})
-    facts = [f"data {config['data']['name']}, {config['data']['mixture']}"]
-    for name in ("clients", "clusters", "rounds"):
-        if name not in comparison.axes:
-            facts.append(f"{config[name]} {name if config[name] != 1 else name[:-1]}")
-    facts.append(f"graph {config['topology']['kind']}")
-    return "; ".join([*facts, f"{seeds} seed{'s' if seeds > 1 else ''}"]) + ". " + _best(comparison)
+    facts = {
+        "data.name": f"data {config['data']['name']}",
+        "data.mixture": f"mixture {config['data']['mixture']}",
+        **{name: f"{config[name]} {name if config[name] != 1 else name[:-1]}" for name in ("clients", "clusters", "rounds")},
+        "topology.kind": f"graph {config['topology']['kind']}",
+        "seed": f"{seeds} seed{'s' if seeds > 1 else ''}",
+    }
+    return "; ".join(fact for key, fact in facts.items() if key not in comparison.axes) + ". " + _best(comparison)
 
 
 def _best(comparison: Comparison) -> str:
@@ -172,24 +173,16 @@ def _what(comparison: Comparison) -> str:
 def _options(runs: list[Run], method: str) -> str:
     """The method's own, those apart that vary."""
     run = next(run for run in runs if run.method == method)
-    table = method if method in run.config else "options"  # of a user's own method
-    return ", ".join(f"{key}={value}" for key, value in run.config.get(table, {}).items() if f"{table}.{key}" not in run.point)
+    options = run.config.get(run.table, {})
+    return ", ".join(f"{key}={value}" for key, value in options.items() if f"{run.table}.{key}" not in run.point)
 
 
 def _shared(comparison: Comparison) -> str:
     """The config, without what differs."""
-    methods = {run.method for run in comparison.runs}
     config = comparison.runs[0].config
-    kept = {key: value for key, value in config.items() if key not in {"method", "seed", "options", *methods}}
-    return "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in _flat(kept, comparison.axes))
-
-
-def _flat(tree: Json, leave_out: Sequence[str], above: str = "") -> Iterable[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, leave_out, f"{above}{key}.")
-        elif f"{above}{key}" not in leave_out:
-            yield f"{above}{key}", value
+    kept = {key: value for key, value in config.items() if key in TABLES or not isinstance(value, dict)}
+    shared = {key: value for key, value in flat(kept).items() if key not in ("method", "seed", *comparison.axes)}
+    return "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in shared.items())
 
 
 def _commands(runs: list[Run]) -> str:

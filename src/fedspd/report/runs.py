@@ -10,6 +10,7 @@ from fedspd.core.errors import RecordError
 from fedspd.record import Json, Record
 
 Numbers = Sequence[float | None]
+TABLES = ("data", "topology", "model", "sgd")  # of a config; every other table is a method's
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Run:
         return str(self.config["method"])
 
     @property
+    def table(self) -> str:
+        """Where the config has the options of the run's method."""
+        return "options" if ":" in self.method else self.method
+
+    @property
+    def shared_point(self) -> Json:
+        """The point without the method's own options: where a method that has no such options stands."""
+        return {key: value for key, value in self.point.items() if not key.startswith(f"{self.table}.")}
+
+    @property
     def seed(self) -> int:
         return int(self.config["seed"])
 
@@ -62,7 +73,8 @@ def distinct(points: Iterable[Json]) -> list[Json]:
 
 
 def canonical(point: Json) -> str:
-    return json.dumps(point)
+    """The same text for equal points: in any order of their keys, and 4 is 4.0."""
+    return json.dumps({key: float(value) if type(value) is int else value for key, value in point.items()}, sort_keys=True)
 
 
 def mean(numbers: Numbers) -> float | None:
@@ -121,8 +133,8 @@ def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 def _data(run: Run) -> Json:
     """Everything that the data follow from, but the seed and what a sweep has declared to vary."""
     if any(map(_about_data, run.point)):
-        return {key: value for key, value in _flat(run.config).items() if _about_data(key) and key not in run.point}
-    return {"sources": run.manifest["sources"], **run.manifest["options"]}
+        return {key: value for key, value in flat(run.config).items() if _about_data(key) and key not in run.point}
+    return {"sources": run.manifest["sources"], **run.manifest["options"], "holdout_clients": run.config.get("holdout_clients", 0)}
 
 
 def _about_data(key: str) -> bool:
@@ -158,7 +170,7 @@ def _same_split(runs: list[Run]) -> tuple[list[Run], list[str]]:
 
 
 def _split(run: Run) -> str:
-    return json.dumps([run.seed, {key: value for key, value in run.point.items() if _about_data(key)}])
+    return f"{run.seed} {canonical({key: value for key, value in run.point.items() if _about_data(key)})}"
 
 
 def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
@@ -173,24 +185,23 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
 
 def _placed(runs: list[Run]) -> list[Run]:
     """Each run at its point: what a sweep declared, then whatever else differs."""
-    methods = {run.method for run in runs}
-    settings = [_settings(run, methods) for run in runs]
+    settings = [_settings(run) for run in runs]
     keys = dict.fromkeys(key for setting in settings for key in setting)
-    differing = [key for key in keys if len({json.dumps(setting[key]) for setting in settings if key in setting}) > 1]
+    differing = [key for key in keys if len({canonical({key: setting[key]}) for setting in settings if key in setting}) > 1]
     return [
         replace(run, point={**run.point, **{key: setting[key] for key in differing if key in setting and key not in run.point}})
         for run, setting in zip(runs, settings, strict=True)
     ]
 
 
-def _settings(run: Run, methods: set[str]) -> Json:
+def _settings(run: Run) -> Json:
     """What a run was told, but its method and seed, its data, which are the same, and the options of other methods."""
-    tables = {key: value for key, value in run.config.items() if key not in methods - {run.method}}
-    return {key: value for key, value in _flat(tables).items() if key not in ("method", "seed") and not _about_data(key)}
+    kept = {key: value for key, value in run.config.items() if not isinstance(value, dict) or key in (*TABLES, run.table)}
+    return {key: value for key, value in flat(kept).items() if key not in ("method", "seed") and not _about_data(key)}
 
 
-def _flat(tree: Json, above: str = "") -> Json:
-    flat: Json = {}
+def flat(tree: Json, above: str = "") -> Json:
+    found: Json = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat
+        found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
