@@ -335,3 +335,10 @@ def test_runs_without_accuracy_are_reported_by_their_loss(tmp_path):
     assert found.rows[0].test_loss.mean == pytest.approx(0.2)
     assert "| 0.2 |" in (tmp_path / "out" / "report.md").read_text()
     assert "accuracy %" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_ring_shows_each_distribution_in_the_colour_of_its_cluster_and_nothing_for_a_cluster_without_one(tmp_path):
+    """Three clusters for two distributions: cluster 0 stands for 1, cluster 2 for 0, and cluster 1 for none."""
+    folder = write_run(tmp_path / "a")
+    Record(folder).append({"event": "final", "round": 3, "table": [[0, 5], [1, 0], [8, 0]]})
+    assert pages._true_mixture(Record(folder)) == [[0.25, 0, 0.75], [0.75, 0, 0.25]]

@@ -21,6 +21,14 @@ def test_what_does_not_depend_on_chance_is_exact(method, kind):
         assert found["bytes"] == run["bytes"]
 
 
+@pytest.mark.parametrize("rounds", [17, 18, 20])
+def test_rounds_that_send_more_than_others_count_as_often_as_they_come(rounds):
+    """FedSPD aligns labels in every tenth round, and then everybody hears all clusters: 18 // 2 + 1 is such a round."""
+    config = load(None, ["clients=12", f"rounds={rounds}", "data.examples=20", "sgd.epochs=1", "sgd.batch=10", "fedspd.final_epochs=1"])
+    found, run = estimate(build(config)), fedspd.run(config).summary
+    assert found["bytes"]["point_to_point"] == pytest.approx(run["bytes"]["point_to_point"], rel=0.25)
+
+
 def test_fedspd_is_near():
     config = load(None, ["rounds=20", "sgd.batch=10", "fedspd.align_every=0"])
     found, run = estimate(build(config)), fedspd.run(config).summary

@@ -110,7 +110,7 @@ def test_every_client_predicts_as_well_as_was_recorded(method):
         assert accuracy(result.predict(client, test.x[client]), test.y[client]) == pytest.approx(result.accuracy[client])
 
 
-@pytest.mark.parametrize("method", ["fedspd", "fedavg", "pfedme", "local"])
+@pytest.mark.parametrize("method", ["fedspd", "fedavg", "ifca", "pfedme", "local"])
 def test_every_client_gets_a_model_that_scores_what_was_recorded(method):
     result = fedspd.run(TINY | {"method": method})
     test = result.experiment.plan.test
@@ -178,6 +178,12 @@ def test_events_say_everything(result):
         assert traffic["model_bytes"] == 4 * result.experiment.plan.learner.size
     assert final["traffic"] == []
     assert result.summary["models_sent"] == len(first["traffic"][0]["models"]) + len(second["traffic"][0]["models"])
+
+
+def test_the_shares_that_fedsofts_server_asks_for_are_no_models():
+    """Each of two clients is picked for both clusters: two votes up and two means down, in each of two rounds."""
+    star = TINY | {"method": "fedsoft", "clients": 2, "rounds": 2, "topology": {"kind": "star"}, "fedsoft": {"select": 2}}
+    assert fedspd.run(star).summary["models_sent"] == 2 * 2 * (2 + 2)
 
 
 def test_the_listener_hears_what_is_recorded(tmp_path):

@@ -55,6 +55,11 @@ def test_the_worst_tenth_of_a_few_is_the_worst_one():
     )
 
 
+@pytest.mark.parametrize(("clients", "tenth"), [(1, 1), (10, 1), (11, 2), (15, 2), (25, 3), (30, 3)])
+def test_the_worst_tenth_is_rounded_up(clients, tenth):
+    assert Spread.of(np.arange(clients, dtype=float)).worst == (tenth - 1) / 2
+
+
 def test_scores_that_are_not_finite_are_left_out():
     assert Spread.of(np.array([1.0, np.nan, 3.0, np.inf])) == Spread(mean=2.0, std=1.0, worst=1.0, lowest=1.0)
     assert all(math.isnan(value) for value in vars(Spread.of(np.array([np.nan]))).values())

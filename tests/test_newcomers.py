@@ -33,6 +33,12 @@ def test_newcomers_are_scored_beside_the_others_and_change_nothing_for_them(meth
     assert with_two["newcomers"]["models"] == 2 * 3 * clusters  # two newcomers, three neighbours each
 
 
+@pytest.mark.parametrize(("method", "clusters"), [("fedavg", 1), ("fedem", 2)])
+def test_a_server_sends_a_newcomer_one_mean_per_cluster(method, clusters):
+    star = TINY | {"method": method, "holdout_clients": 2, "topology": {"kind": "star"}}
+    assert fedspd.run(star).summary["newcomers"]["models"] == 2 * clusters
+
+
 def test_without_newcomers_nothing_is_said_of_them():
     assert fedspd.run(TINY).summary["newcomers"] is None
 

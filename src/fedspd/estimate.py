@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import multiprocessing
 import resource
 import sys
@@ -25,7 +26,7 @@ from fedspd.record import Json
 
 SAMPLE = 6  # clients that try a round
 REHEARSED = 256 << 20  # bytes of state that a rehearsal handles
-ROUNDS = 10  # of a rehearsal: a method may do more in some of them
+ROUNDS = 10  # of a rehearsal: a method may do and send more in some of them
 
 
 def estimate(experiment: Experiment, workers: int = 1) -> Json:
@@ -45,7 +46,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
         "rounds": config.rounds,
         "numbers_in_a_model": plan.learner.size,
         "memory": _memory(experiment, engine, report.traffic, workers),
-        "bytes": _bytes(report.traffic, len(sample.train), graph, config.rounds),
+        "bytes": _bytes(_usual_traffic(sample, graph.server, config.rounds), len(sample.train), graph, config.rounds),
         "steps": round((report.steps * rounds + final.steps) * clients),
         "seconds": round(seconds, 1),
         "from": f"one round and the final phase of {len(sample.train)} clients, tests and checkpoints not counted",
@@ -65,7 +66,8 @@ class Idle(Learner):
         return model_CP.clone()
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
-        return torch.zeros(*model_CSP.shape[:2], data.width, dtype=self.dtype)
+        """At random, so that no cluster takes all."""
+        return torch.rand(*model_CSP.shape[:2], data.width, dtype=self.dtype, generator=torch.Generator().manual_seed(0))
 
 
 def _memory(experiment: Experiment, engine: Simulator, sent: list[Traffic], workers: int) -> Json:
@@ -131,11 +133,19 @@ def _peak() -> int:
 # ---- traffic
 
 
-def _bytes(sent: list[Traffic], sample: int, graph: Graph, rounds: int) -> Json:
-    """Models per directed edge, and per client where one sending reaches all, as the sample had them."""
+def _usual_traffic(sample: Plan, server: bool, rounds: int) -> list[list[Traffic]]:
+    """Of some rounds: a method may send more in one than in another."""
+    engine = Simulator(dataclasses.replace(sample, learner=Idle(sample.learner)))
+    engine.begin()
+    everybody = Graph.complete(len(sample.train), server=server)
+    return [engine.round(t, everybody).traffic for t in range(1, min(rounds, ROUNDS) + 1)]
+
+
+def _bytes(sent: list[list[Traffic]], sample: int, graph: Graph, rounds: int) -> Json:
+    """Models per directed edge, and per client where one sending reaches all, as the sample had them in a round on average."""
     clients, edges = graph.clients, int(graph.degree.sum())
     found = {"multicast": 0.0, "point_to_point": 0.0}
-    for traffic in sent:
+    for traffic in itertools.chain(*sent):
         up = int((traffic.transfer_T3[:, 0] != SERVER).sum())
         if graph.server:  # everybody to the server, and back; a mean is sent down once if all can hear it
             models, announced = len(traffic.transfer_T3) / sample * clients, clients
@@ -146,4 +156,4 @@ def _bytes(sent: list[Traffic], sample: int, graph: Graph, rounds: int) -> Json:
         announcements = announced * traffic.announcement_bytes
         found["point_to_point"] += models * traffic.model_bytes + announcements
         found["multicast"] += copies * traffic.model_bytes + announcements
-    return {kind: round(count * rounds) for kind, count in found.items()}
+    return {kind: round(count / len(sent) * rounds) for kind, count in found.items()}

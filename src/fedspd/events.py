@@ -76,8 +76,10 @@ def summary(record: Record, digests: list[str]) -> Json:
     events = list(record.events())
     rounds, final = [e for e in events if e["event"] == "round"], events[-1]
     before = next(e for e in reversed(rounds) if "accuracy" in e)
+    about = record.read("run.json")
+    whole = about["model"]["size"] * np.dtype(about["config"]["dtype"]).itemsize  # FedSoft's server also asks for a few numbers
     return {
-        "method": record.read("run.json")["config"]["method"],
+        "method": about["config"]["method"],
         "rounds": len(rounds),
         "accuracy": _spread(final),
         "accuracy_before_final_phase": _spread(before),
@@ -85,7 +87,7 @@ def summary(record: Record, digests: list[str]) -> Json:
         "newcomers": None if "newcomers" not in final else {**final["newcomers"], "accuracy": _spread(final["newcomers"])},
         "purity": final.get("purity"),
         "consensus": final.get("consensus"),
-        "models_sent": sum(len(t["models"]) for e in rounds for t in e["traffic"]),
+        "models_sent": sum(len(t["models"]) for e in rounds for t in e["traffic"] if t["model_bytes"] == whole),
         "bytes": {kind: sum(e["bytes"][kind] for e in rounds) for kind in ("multicast", "point_to_point")},
         "steps": sum(e["steps"] for e in [*rounds, final]),
         "seconds": round(sum(e["seconds"]["total"] for e in [*rounds, final]), 3),

@@ -3,6 +3,7 @@
 Shapes: N clients, S clusters, D true distributions, P numbers in a model.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """A score over clients: mean, standard deviation, and the mean of the worst tenth (at least one client)."""
+    """A score over clients: mean, standard deviation, and the mean of the worst tenth of them, rounded up."""
 
     mean: float
     std: float
@@ -26,7 +27,7 @@ class Spread:
         ordered = np.sort(score_N[np.isfinite(score_N)])
         if not len(ordered):
             return cls(np.nan, np.nan, np.nan, np.nan)
-        tenth = max(1, round(len(ordered) / 10))
+        tenth = math.ceil(len(ordered) / 10)
         return cls(float(ordered.mean()), float(ordered.std()), float(ordered[:tenth].mean()), float(ordered[0]))
 
 

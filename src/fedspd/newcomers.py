@@ -16,7 +16,7 @@ def attached(graph: Graph, newcomers: int, key: Key) -> Graph:
     n = graph.clients
     degree = n if graph.server else min(n, max(1, round(float(graph.degree.mean()))))
     links = [(n + i, int(j)) for i in range(newcomers) for j in key.of("newcomer", i).numpy().choice(n, degree, replace=False)]
-    return Graph.from_edges(n + newcomers, links)
+    return Graph.from_edges(n + newcomers, links, server=graph.server)
 
 
 def welcome(plan: Plan, graph: Graph, offers: Exchange, round: int) -> tuple[Measures, Json]:
@@ -27,7 +27,8 @@ def welcome(plan: Plan, graph: Graph, offers: Exchange, round: int) -> tuple[Mea
     neighbourhood = Neighbourhood.of(replace(graph, rule="uniform"), clients, offers, ids)
     runner.state = plan.algorithm.join(plan.learner, plan.train, neighbourhood, plan.key.at(round - 1))
     runner.finish(round)
-    models = len(neighbourhood.sender_H) * offers.cluster_CK.shape[1]
+    senders = len(clients) if graph.server else len(neighbourhood.sender_H)  # a server sends each newcomer one mean
+    models = senders * offers.cluster_CK.shape[1]
     size = offers.model_CKP.shape[2] * offers.model_CKP.element_size()
     measures = runner.measure()
     _, steps = runner.take_counters()  # theirs, not the network's

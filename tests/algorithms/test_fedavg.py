@@ -46,11 +46,11 @@ def test_one_round_by_hand(network, algorithm, rule, models):
     assert state.loss_C.tolist() == pytest.approx(losses)
 
 
-def test_finetuning_is_some_local_epochs_at_the_last_rate(network):
-    """Each of two more steps of 0.1 multiplies the distance to y by 0.9."""
+def test_finetuning_is_some_local_epochs_at_half_the_first_rate(network):
+    """Each of two more steps of 0.05 multiplies the distance to y by 0.95."""
     plain, tuned = (path_of_three(network, FedAvg(finetune=epochs)).run(1).finish(1).state.model_CP for epochs in (0, 2))
     assert plain.flatten().tolist() == pytest.approx([1.5, 3, 4])
-    assert tuned.flatten().tolist() == pytest.approx([10 - 8.5 * 0.81, 20 - 17 * 0.81, 60 - 56 * 0.81])
+    assert tuned.flatten().tolist() == pytest.approx([10 - 8.5 * 0.95**2, 20 - 17 * 0.95**2, 60 - 56 * 0.95**2])
 
 
 def test_all_clients_start_with_the_same_model_and_predict_with_their_own(network):
@@ -84,6 +84,14 @@ def test_fedspd_with_one_cluster_is_fedavg_to_the_bit(network, ring, options):
     torch.testing.assert_close(clustered.loss_C, averaged.loss_C)
 
 
+def test_fedspd_with_one_cluster_is_fedavg_with_finetuning_to_the_bit(network, ring):
+    """However far the learning rate has decayed: the final phase and finetuning have one schedule."""
+    sgd = Sgd(batch=8, decay_every=1)
+    averaged = images(network, FedAvg(finetune=7), ring, sgd).run(5).finish(6).state
+    clustered = images(network, FedSPD(clusters=1, final_epochs=7), ring, sgd).run(5).finish(6).state
+    assert torch.equal(clustered.personal_CP, averaged.model_CP)
+
+
 def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_every_cluster(network, ring):
     averaged = images(network, FedAvg(), ring, Sgd(epochs=2))
     warm = images(network, FedSPD(clusters=3, warmup=3), ring, Sgd(epochs=2))
@@ -103,7 +111,7 @@ def test_fedem_with_one_cluster_is_fedavg_to_the_bit(network, ring):
 
 
 def test_a_newcomer_starts_from_the_mean_of_its_neighbours_and_finetunes(network):
-    """Models 1 and 3 are heard, 100 is not: 2; then one step of 0.1 towards y = 12."""
+    """Models 1 and 3 are heard, 100 is not: 2; then one step of 0.05 towards y = 12."""
     net = path_of_three(network, FedAvg(finetune=1))
     net.state = type(net.state)(column(1, 3, 100), net.state.loss_C)
     cluster_CK, model_CKP = net.algorithm.share(net.state)
@@ -112,4 +120,4 @@ def test_a_newcomer_starts_from_the_mean_of_its_neighbours_and_finetunes(network
     newcomer = Block([3], 4, [column(1)], [column(12)], 1)
     state = net.algorithm.join(net.learner, newcomer, around, net.key.at(1))
     assert state.model_CP.item() == pytest.approx(2)
-    assert net.algorithm.finish(net.learner, state, newcomer, net.key.at(1)).model_CP.item() == pytest.approx(3)
+    assert net.algorithm.finish(net.learner, state, newcomer, net.key.at(1)).model_CP.item() == pytest.approx(2.5)

@@ -294,7 +294,7 @@ GOOD = MixtureOptions("rotation", clients=4, examples=5)
         ({"mixture": "rotatoin"}, "data.mixture = 'rotatoin' is unknown: did you mean 'rotation'?"),
         ({"shares": "step"}, "data.shares = 'step' is unknown: did you mean 'steps'?"),
         ({"clients": 0}, "data.clients = 0 is impossible: expected 1 or more."),
-        ({"clients": 101}, "clients = 101 is more than the 100 training examples of 'coded'."),
+        ({"clients": 101}, "There are 101 clients, those of holdout_clients included, and only 100 training examples"),
         ({"examples": 1}, "data.examples = 1 is impossible: expected 2 or more."),
         ({"examples": 26}, "'coded' examples for all clients together, and there are 100: lower data.examples to 25."),
         ({"test_examples": 0}, "data.test_examples = 0 is impossible"),

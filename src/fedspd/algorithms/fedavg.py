@@ -34,7 +34,7 @@ class FedAvg(Local):
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         if not self.finetune:
             return state
-        rates = [learner.sgd.rate(key.round)] * self.finetune
+        rates = learner.sgd.final_rates(self.finetune)  # as in FedSPD's final phase
         return measured(learner, learner.train(state.model_CP, data, key.of("final"), rates=rates), data)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:

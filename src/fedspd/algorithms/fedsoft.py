@@ -42,11 +42,10 @@ class FedSoft:
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
         C = len(data)
-        empty = State(
+        return State(
             draws_SP[0].repeat(C, 1), draws_SP.repeat(C, 1, 1), torch.ones(C, self.clusters, dtype=torch.double) / self.clusters,
             torch.where(data.present_CE, 0, -1), torch.full((C,), torch.nan),
         )  # fmt: skip
-        return self.estimate(learner, empty, data)
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if (key.round - 1) % self.estimate_every == 0:

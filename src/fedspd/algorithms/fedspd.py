@@ -114,7 +114,7 @@ class FedSPD:
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         """The final phase: x_i = sum_s u_is c_is, then tau_final epochs on all examples of the client."""
-        rates = [learner.sgd.lr * self.final_rate * self.final_decay ** (epoch // 3) for epoch in range(self.final_epochs)]
+        rates = learner.sgd.final_rates(self.final_epochs, self.final_rate, self.final_decay)
         blend_CP = blend(state)
         return replace(state, personal_CP=learner.train(blend_CP, data, key.of("final"), rates=rates) if rates else blend_CP)
 

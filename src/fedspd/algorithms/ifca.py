@@ -26,6 +26,10 @@ class State:
     assignment_CE: Tensor  # all examples in it; -1 where there is no example
     loss_C: Tensor  # mean loss of the chosen center
 
+    @property
+    def model_CP(self) -> Tensor:
+        return pick(self.centers_CSP, self.mixture_CS.argmax(1))
+
 
 @dataclass(frozen=True)
 class IFCA:
@@ -37,7 +41,7 @@ class IFCA:
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
-        trained_CP = learner.train(pick(state.centers_CSP, chosen_C1[:, 0]), data, key.of("train", 0))
+        trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         neighbourhood = yield Exchange(chosen_C1, trained_CP[:, None], data.counts_C[:, None], all_CS)
         return choose(learner, neighbourhood.mean_or_kept(state.centers_CSP), data)
@@ -46,8 +50,7 @@ class IFCA:
         return state
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        model_CP = pick(state.centers_CSP, state.mixture_CS.argmax(1))
-        return [learner.outputs(model_P, own) for model_P, own in zip(model_CP, x, strict=True)]
+        return [learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)]
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP

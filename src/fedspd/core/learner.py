@@ -43,6 +43,10 @@ class Sgd:
         """The learning rate of every local epoch of a round."""
         return [self.rate(round)] * (self.epochs * (self.first_round if round == 1 else 1))
 
+    def final_rates(self, epochs: int, part: float = 0.5, decay: float = 0.8) -> list[float]:
+        """Of epochs after the last round, which have a schedule of their own: what decay has left by then may be next to nothing."""
+        return [self.lr * part * decay ** (epoch // 3) for epoch in range(epochs)]
+
 
 class Slot(NamedTuple):
     """Where one tensor of the module lies in the flat vector."""

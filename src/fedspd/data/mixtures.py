@@ -317,7 +317,10 @@ def _check_sources(options: MixtureOptions, sources: Sequence[Source]) -> None:
         )
     there = sum(len(source.train.y) for source in sources)
     if options.clients > there:
-        raise ConfigError(f"clients = {options.clients} is more than the {there} training examples of '{sources[0].name}'.")
+        raise ConfigError(
+            f"There are {options.clients} clients, those of holdout_clients included, and only {there} training examples of "
+            f"'{sources[0].name}': lower clients or holdout_clients."
+        )
     for source in sources:
         if source.classes == 0 and options.mixture not in ("rotation", "iid"):
             raise DataError(f"data.mixture = '{options.mixture}' needs class labels, and '{source.name}' is a regression: use 'iid'.")

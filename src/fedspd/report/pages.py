@@ -91,8 +91,9 @@ def _true_mixture(record: Record) -> list[list[float]]:
     shares = counts / counts.sum(1, keepdims=True)
     *_, last = record.events()
     match = relabelling(np.array(last["table"])) if "table" in last else np.arange(shares.shape[1])
-    order = [d for d in match if d >= 0] + [d for d in range(shares.shape[1]) if d not in match]
-    return [[float(share) for share in row] for row in shares[:, order]]
+    none = np.zeros((len(shares), 1))  # the last column: what a cluster that stands for no distribution has of the truth
+    order = [*match, *(d for d in range(shares.shape[1]) if d not in match)]
+    return [[float(share) for share in row] for row in np.hstack([shares, none])[:, order]]
 
 
 # ---- the report of a comparison

@@ -113,7 +113,13 @@ COLUMNS = [
     ),
     Column("models", "models sent, one-to-one", lambda row: f"{row.models:,.0f}", lambda row: row.models, min, in_terminal=False),
     Column("steps", "gradient steps of all clients; × FedAvg's, where there are more", _steps, lambda row: row.steps, min),
-    Column("s", "seconds that the run took", lambda row: f"{row.seconds:,.1f}", lambda row: row.seconds, min),
+    Column(
+        "s",
+        "seconds of all rounds and the final phase, tests not counted; runs side by side slow each other down",
+        lambda row: f"{row.seconds:,.1f}",
+        lambda row: row.seconds,
+        min,
+    ),
 ]
 
 
