@@ -9,7 +9,7 @@ import resource
 import pytest
 import torch
 
-from fedspd.core.errors import RecordError
+from fedspd.core.errors import FedspdError, RecordError, WorkerError
 from fedspd.record import Record, read_rows, write_part
 
 
@@ -249,6 +249,47 @@ def test_a_damaged_checkpoint_json_is_named(record, content):
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(RecordError, match=r"checkpoint\.json"):
         record.latest()
+
+
+@pytest.mark.parametrize(("before", "after"), [('"round": 6', '"round": 2'), ('"events": 0', '"events": 8')])
+def test_a_checkpoint_json_of_which_one_bit_changed_is_refused(record, before, after):
+    save(record, 6)
+    path = record.folder / "checkpoints" / "round-000006" / "checkpoint.json"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(RecordError, match=re.escape(f"'{path}' is damaged")):
+        record.latest()
+
+
+def test_bytes_that_are_no_text_among_the_events_are_named(record):
+    record.append({"event": "round", "round": 1})
+    with open(record.folder / "events.jsonl", "ab") as file:
+        file.write(b'{"event": "\xff"}\n')
+    with pytest.raises(RecordError, match=r"events\.jsonl' is damaged in line 2"):
+        list(record.events())
+
+
+def test_a_lack_of_file_descriptors_passes_and_is_no_refusal(record):
+    """Whoever starts the program again may find some: exit code 1, not 2."""
+    record.write("result.json", {"a": 1})
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=_read_without_descriptors, args=(record, there))
+    process.start()
+    sentence, exit_code = here.recv()
+    process.join()
+    assert "Too many open files" in sentence
+    assert exit_code == WorkerError.exit_code == 1
+
+
+def _read_without_descriptors(record, answer):
+    with open(os.devnull) as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), last.fileno()))
+        try:
+            answer.send(record.read("result.json"))
+        except FedspdError as error:
+            answer.send((str(error), error.exit_code))
 
 
 def test_a_state_of_other_names_does_not_fit(record):

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedspd.core.errors import RecordError
+from fedspd.core.errors import FedspdError, RecordError, WorkerError
 
 Json = dict[str, Any]
 PATIENCE = 2.0  # seconds
@@ -101,9 +101,9 @@ class Record:
     def events(self) -> Iterator[Json]:
         """Every event; a last line that was cut off by a crash is passed over."""
         path = self.folder / "events.jsonl"
-        with open(path) if path.exists() else open(os.devnull) as file:
+        with open(path, "rb") if path.exists() else open(os.devnull, "rb") as file:
             for number, line in enumerate(file, 1):
-                if line.endswith("\n"):
+                if line.endswith(b"\n"):
                     yield _parsed(line, f"'{path}' is damaged in line {number}")
 
     def _events_size(self) -> int:
@@ -128,7 +128,7 @@ class Record:
                 draft.mkdir(parents=True)
                 yield draft
                 sums = {part.name: _sha256(part) for part in sorted(draft.glob("*.safetensors"))}
-                write_atomically(draft / "checkpoint.json", json.dumps({**content, "events": self._events_size(), "parts": sums}, indent=1))
+                write_atomically(draft / "checkpoint.json", _sealed({**content, "events": self._events_size(), "parts": sums}))
                 shutil.rmtree(final, ignore_errors=True)
                 _sync(draft)
                 os.replace(draft, final)
@@ -151,6 +151,8 @@ class Record:
             return None
         folder = found[-1]
         content = _read_json(folder / "checkpoint.json")
+        if _sealed({key: value for key, value in content.items() if key != "sha256"}) != (folder / "checkpoint.json").read_text("utf-8"):
+            raise RecordError(f"'{folder / 'checkpoint.json'}' is damaged: restore it from a copy, or start anew in another folder.")
         for name, expected in content["parts"].items():
             if not (folder / name).exists() or _sha256(folder / name) != expected:
                 raise RecordError(
@@ -195,13 +197,19 @@ def _locked(handle: int) -> bool:
 
 def _read_json(path: Path) -> Json:
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"'{path}' could not be read: {error}.") from None
+        text = path.read_bytes()
+    except OSError as error:
+        raise _failure(error, f"'{path}' could not be read: {error}.") from None
     return _parsed(text, f"'{path}' is damaged")
 
 
-def _parsed(text: str, complaint: str) -> Json:
+def _sealed(content: Json) -> str:
+    """The content as text, with a hash of itself: a single bit that changes on the disk is noticed."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=1)
+
+
+def _parsed(text: bytes, complaint: str) -> Json:
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -259,7 +267,14 @@ def disk(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         reason = "the disk is full" if full else str(error)
-        raise RecordError(f"The run folder '{folder}' could not be written ({reason}): put that right, then {_again(folder)}.") from None
+        sentence = f"The run folder '{folder}' could not be written ({reason}): put that right, then {_again(folder)}."
+        raise _failure(error, sentence) from None
+
+
+def _failure(error: Exception, sentence: str) -> FedspdError:
+    """A lack of file descriptors passes; whatever else a disk refuses, a person must put right."""
+    passes = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+    return WorkerError(sentence) if passes else RecordError(sentence)
 
 
 def _again(folder: Path) -> str:

@@ -119,3 +119,19 @@ def test_the_honest_go_on_with_one_another(liar: Liar, tmp_path: Path) -> None:
         assert sum("n2" in event["heard"] for event in events) <= 1  # the last round, if that is what it always announces
         slow = [event for event in events if event["seconds"]["waiting"] > PATIENCE.least]
         assert len(slow) <= CHANCES + 1
+
+
+class Deaf(Liar):
+    """Takes part in every round, and refuses to be told of any."""
+
+    def announced(self, sender: str, announcement: Announcement) -> None:
+        super().announced(sender, announcement)
+        raise Refused("not listening.")
+
+
+def test_a_neighbour_that_refuses_to_be_told_is_waited_for_only_so_often(tmp_path: Path) -> None:
+    honest = asyncio.run(two_honest(Deaf(lambda t: at(t), model(0.0)), tmp_path))
+    for one in honest:
+        waits = [event["seconds"]["waiting"] for event in one.journal.record.events() if event["event"] == "round"]
+        assert len(waits) == ROUNDS
+        assert sum(seconds > PATIENCE.least for seconds in waits) <= CHANCES + 1

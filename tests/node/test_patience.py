@@ -93,7 +93,7 @@ def test_one_that_is_late_again_and_again_is_no_longer_waited_for_until_it_is_in
 def test_the_front_needs_two_witnesses_where_there_are_two(watch: Watch) -> None:
     assert watch.front() == 0
     watch.sign_of_life("a", 900)
-    assert watch.front() == 900
+    assert watch.front() == 0  # b and c are only late: who is there alone may lie
     watch.sign_of_life("b", 7)
     watch.sign_of_life("c", 5)
     assert watch.front() == 7
@@ -111,3 +111,11 @@ def test_time_that_is_looked_at_counts() -> None:
     while time.monotonic() - started < 0.2:
         clock()
     assert 0.15 < clock.seconds <= 0.25
+
+
+def test_an_only_neighbour_is_believed(clock: Clock) -> None:
+    watch = Watch(PATIENCE, {"a": 0}, clock)
+    assert watch.front() == 0
+    watch.sign_of_life("a", 900)
+    assert watch.front() == 900
+    assert Watch(PATIENCE, {}, clock).front() == 0

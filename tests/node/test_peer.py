@@ -20,6 +20,7 @@ from fedspd.node.memory import MemoryTransport, Network, Weather, fair
 from fedspd.node.patience import Patience
 from fedspd.node.peer import Peer
 from fedspd.node.place import Place
+from fedspd.node.transport import Offer
 from fedspd.record import Json
 
 Found = TypeVar("Found")
@@ -253,6 +254,35 @@ def test_a_newcomer_takes_its_neighbours_models_and_takes_part(tmp_path: Path) -
     assert losses[-1] < losses[0]
 
 
+def test_a_newcomer_does_without_a_neighbour_that_gives_it_too_few_clusters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plant = Plant(config_of(rounds=25), tmp_path)
+
+    async def with_a_newcomer() -> None:
+        tasks = [asyncio.create_task(plant.live(i)) for i in range(5)]
+        await reaches(plant, 1, 3)
+        plant.links[5] = [0, 1, 2]
+        for peer in list(plant.peers.values())[:3]:
+            peer.talk.transport.manifest = dataclasses.replace(peer.talk.transport.manifest, members=plant.listed())  # type: ignore[attr-defined]
+        shares = plant.peers[0].talk._shared
+        plant.peers[0].talk._shared = lambda request: Offer((0,), shares(request).model_KP[:1])  # type: ignore[method-assign]
+        await asyncio.gather(plant.live(5), *tasks)
+
+    with caplog.at_level("INFO"):
+        together(with_a_newcomer())
+    assert "n0: it gives a newcomer the clusters [0]: expected [0, 1]." in caplog.text
+    assert "joined with the models of 2 neighbours" in caplog.text
+    assert plant.events(5)[-1]["event"] == "final"
+
+
+def test_a_newcomer_that_is_asked_to_leave_while_it_waits_leaves(tmp_path: Path) -> None:
+    plant = Plant(config_of(), tmp_path)
+    plant.links[5] = [0, 1]
+    newcomer = plant.start(5)
+    newcomer.leave()
+    together(newcomer.live())
+    assert plant.events(5) == []
+
+
 def test_a_newcomer_that_nobody_answers_says_so(tmp_path: Path) -> None:
     plant = Plant(config_of(), tmp_path)
     plant.links[5] = [0, 1]
@@ -284,6 +314,20 @@ def test_a_folder_of_another_network_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "x", {"network": "a", "node": "n0", "agreement": "1"}).close()
     with pytest.raises(RecordError, match="belongs to another agreement"):
         Journal(tmp_path / "x", {"network": "a", "node": "n0", "agreement": "2"})
+
+
+@pytest.mark.parametrize(("kept", "factor"), [(10, 1.0), (None, 2.0)], ids=["fewer examples", "other examples"])
+def test_data_that_changed_since_the_last_round_are_refused(kept: int | None, factor: float, tmp_path: Path) -> None:
+    plant = Plant(config_of(rounds=1), tmp_path)
+    together(all_of(plant))
+    plant.peers[0].journal.close()
+    peer = plant.start(0)
+    train = peer.runner.plan.train
+    then, now = len(train.y[0]), len(train.y[0][:kept])
+    changed = dataclasses.replace(train, x=[train.x[0][:kept] * factor], y=[train.y[0][:kept]])
+    peer.runner.plan = dataclasses.replace(peer.runner.plan, train=changed)
+    with pytest.raises(RecordError, match=rf"have changed since its last round \({then} examples to train on then, {now} now\)"):
+        together(peer.live())
 
 
 def test_a_damaged_journal_stops_the_node_and_is_left_as_it_is(tmp_path: Path) -> None:

@@ -114,24 +114,32 @@ class Conversation:
         started, limit = self.clock(), self.watch.deadline()
         tasks = {name: asyncio.create_task(self._hear(name, moment, asked)) for name in self.watch.neighbours}
 
+        def over_with(name: str) -> bool:
+            """Heard, and told: who learned first of this node's next round would not wait for this one."""
+            return tasks[name].done() and (told[name].done() or self.watch.neighbours[name].round > moment[0])
+
         def open_with(name: str) -> bool:
-            """Not heard yet, or not told: who learned first of this node's next round would not wait for this one."""
-            told_or_late = told[name].done() or self.watch.neighbours[name].round > moment[0]
-            return not (tasks[name].done() and told_or_late) and self._expected(name, moment)
+            return not over_with(name) and self._expected(name, moment)
 
         await self.until(lambda: self._late_to_leave() or not any(open_with(name) for name in tasks), limit)
-        found = {name: task.result() for name, task in tasks.items() if task.done()}
+        heard = {name: found for name, task in tasks.items() if task.done() and (found := task.result()) is not None}
         for name, task in tasks.items():
             if open_with(name):
                 self.watch.too_late(name, self.clock() - started)
+            elif name in heard and over_with(name):
+                self.watch.in_time(name, heard[name][1])
             task.cancel()
-        return {name: answer for name, answer in found.items() if answer is not None}
+        return {name: answer for name, (answer, _) in heard.items()}
 
     async def fetch_shared(self, name: str) -> Offer | None:
-        """What a neighbour gives to a newcomer."""
+        """What a neighbour gives to a newcomer: all clusters, or it is of no use."""
         plan = self.runner.plan
         request = Request(0, JOINING, tuple(range(max(1, plan.algorithm.clusters))), plan.learner.size)
-        return await self._persistently(name, lambda: self.transport.fetch(name, request, self.watch.patience.most), 2 * CALL)
+        offer = await self._persistently(name, lambda: self.transport.fetch(name, request, self.watch.patience.most), 2 * CALL)
+        if offer is not None and sorted(offer.clusters) != list(request.wants):
+            self._trouble(name, Rubbish(f"it gives a newcomer the clusters {list(offer.clusters)}: expected {list(request.wants)}."))
+            return None
+        return offer
 
     async def until(self, condition: Callable[[], bool], limit: float) -> None:
         end = self.clock() + limit
@@ -150,8 +158,8 @@ class Conversation:
             name, lambda: self.transport.announce(name, said, CALL), self.watch.deadline(), lambda: moment == self.moment
         )  # fmt: skip
 
-    async def _hear(self, name: str, moment: Moment, asked: Exchange) -> Answer | None:
-        """None: what came is of no use. Waits for as long as it takes; the exchange ends it."""
+    async def _hear(self, name: str, moment: Moment, asked: Exchange) -> tuple[Answer, float] | None:
+        """The answer, and how long it took; None: it is of no use. Waits for as long as it takes; the exchange ends it."""
         started, offer = self.clock(), Offer((), asked.model_CKP[0, :0])
         while (said := self.inbox.get(name, moment)) is None:
             await asyncio.sleep(GLANCE)
@@ -165,8 +173,7 @@ class Conversation:
             if fetched is None:
                 return None
             offer = fetched
-        self.watch.in_time(name, self.clock() - started)
-        return Answer(self.watch.neighbours[name].client, said, offer)
+        return Answer(self.watch.neighbours[name].client, said, offer), self.clock() - started
 
     async def _persistently(
         self, name: str, call: Callable[[], Awaitable[Found]], limit: float = float("inf"), of_use: Callable[[], bool] = lambda: True

@@ -7,6 +7,7 @@ bounded share of this node's memory, threads and time: see the options below, an
 import asyncio
 import logging
 import os
+import resource
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -31,6 +32,7 @@ SERVICE = "fedspd.Peer"
 KINDS: tuple[Kind, ...] = ("Hello", "Announce", "Fetch")
 SILENCE = 10.0  # seconds for a request to follow its headers
 CHECKED = 256  # certificates that are known to be good
+DESCRIPTORS = 65_536  # of files and connections: more are not asked of the system
 RPCS = 256  # under way at once; no neighbour can have more than a few of them (courier.py)
 SENTENCE = 300  # characters of what a neighbour says about an error
 Options = list[tuple[str, int | str]]
@@ -81,7 +83,8 @@ class GrpcTransport(Courier):
     async def start(self, handler: Handler) -> None:
         self.handler = handler
         longest = ("grpc.max_receive_message_length", 2 * self.rules.message_bytes)  # twice: what is too long is rubbish, and counted
-        self._server = grpc.aio.server(options=[*SERVER, longest], maximum_concurrent_rpcs=RPCS)
+        most = ("grpc.max_allowed_incoming_connections", _room_for_connections())
+        self._server = grpc.aio.server(options=[*SERVER, longest, most], maximum_concurrent_rpcs=RPCS)
         handlers = {kind: grpc.stream_stream_rpc_method_handler(self._handling(kind)) for kind in KINDS}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self._bind()
@@ -160,7 +163,7 @@ class GrpcTransport(Courier):
     def _channel(self, neighbour: str) -> Any:
         """One for each neighbour, kept as long as it stays where it is."""
         if self.door and self.door.is_revoked(neighbour):
-            self.refuse(neighbour, "revoked", f"'{neighbour}' is not called: its certificate is in revoked.crl.")
+            raise Refused(f"'{neighbour}' is not called: its certificate is in revoked.crl.")
         address = self._address(neighbour)
         if neighbour not in self._channels or self._channels[neighbour][0] != address:
             self._channels[neighbour] = (address, self._connected(neighbour, address))
@@ -229,6 +232,15 @@ def _refuse_contradiction(manifest: Manifest, insecure_plaintext: bool) -> None:
         raise ConfigError("--insecure-plaintext: this network was created secure, and stays so; leave the option out.")
     if not manifest.secure and not insecure_plaintext:
         raise ConfigError("This network was created without encryption: run its nodes with --insecure-plaintext, or create it anew.")
+
+
+def _room_for_connections() -> int:
+    """As many as the system lets be raised to, and half of them for those who call: strangers must not take what files need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(1, wanted // 2)
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes:

@@ -3,8 +3,10 @@
 It is a run folder (record.py) of one client: kill -9 at any instant loses at most the running round.
 """
 
+import hashlib
 from pathlib import Path
 
+from fedspd.core.block import Block
 from fedspd.core.errors import RecordError
 from fedspd.engines.block import BlockRunner
 from fedspd.events import measured
@@ -21,12 +23,14 @@ class Journal:
             self.record = Record.create(folder)
             self.record.write("run.json", about)
         self.last: Json = {}
+        self._data: Json = {}  # what identifies the examples that the state speaks of
 
     def close(self) -> None:
         self.record.release()
 
     def restore(self, runner: BlockRunner, newcomer: bool) -> int:
         """The rounds that are done, with the state after them; a newcomer without any has no state yet."""
+        self._data = fingerprint(runner.plan.train)
         latest = self.record.latest()
         if latest is None:
             self.record.rewind(0)
@@ -34,10 +38,19 @@ class Journal:
                 runner.begin()
             return 0
         folder, content = latest
+        self._check_data(content["data"])
         runner.load(folder)
         self.record.rewind(content["events"])
         self.last = next(reversed(list(self.record.events())), {})
         return int(content["round"])
+
+    def _check_data(self, before: Json) -> None:
+        """The state assigns every example to a cluster, by its place among the others."""
+        if before != self._data:
+            raise RecordError(
+                f"The data of this node have changed since its last round ({before['examples']} examples to train on then, "
+                f"{self._data['examples']} now): give it the data of then, or begin anew in another folder with --state."
+            )
 
     def commit(self, runner: BlockRunner, round: int, about: Json, measure: bool) -> None:
         self._commit(runner, round, {"event": "round", "round": round, **about}, measure)
@@ -55,9 +68,18 @@ class Journal:
         _, steps = runner.take_counters()
         event = {**event, "steps": steps, **scores, "hash": runner.digests()[0]}
         self.record.append(event)
-        with self.record.checkpoint(round, {"round": round}) as folder:
+        with self.record.checkpoint(round, {"round": round, "data": self._data}) as folder:
             runner.save(folder)
         self.last = event
+
+
+def fingerprint(train: Block) -> Json:
+    """Of a node's own examples."""
+    ((x,), (y,)) = train.x, train.y
+    digest = hashlib.sha256()
+    for tensor in (x, y):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return {"examples": len(y), "sha256": digest.hexdigest()}
 
 
 def _of_one(scores: Json) -> Json:

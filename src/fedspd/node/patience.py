@@ -97,6 +97,7 @@ class Watch:
         return min(max(expected, self.patience.least), self.patience.most)
 
     def front(self) -> int:
-        """The round that the living have reached, by two witnesses where there are two: one could lie."""
+        """The round that the living have reached, by two witnesses unless there is only one neighbour: one could lie."""
         rounds = sorted((neighbour.round for neighbour in self.living()), reverse=True)
-        return rounds[min(1, len(rounds) - 1)] if rounds else 0
+        needed = min(2, len(self.neighbours))
+        return rounds[needed - 1] if len(rounds) >= needed > 0 else 0

@@ -52,7 +52,7 @@ class Peer:
         """A new network starts together; one that comes back, or joins, finds out where the others are."""
         limit = self.patience.start if done == 0 and not self.place.newcomer else self.patience.least
         await self.talk.until(lambda: self.leaving or len(self.watch.living()) == len(self.watch.neighbours), limit)
-        if self.runner.state is None:
+        if self.runner.state is None and not self.leaving:
             await self._join()
 
     async def _rounds(self, t: int) -> None:
