@@ -136,8 +136,3 @@ def test_the_hash_follows_the_values_and_not_how_they_were_given():
     assert config_hash(load(overrides=["rounds=30"])) == config_hash(load())
     assert config_hash(load(overrides=["rounds=31"])) != config_hash(load())
     assert config_hash(load(overrides=["sgd.lr=1"])) == config_hash(load(overrides=["sgd.lr=1.0"]))
-
-
-def test_options_for_a_method_of_ours_are_refused():
-    with pytest.raises(ConfigError, match=r"options\.a: the table 'options' is for a method = 'module:Class': use \[fedavg\]\."):
-        load(overrides=["method=fedavg", "options.a=1"])

@@ -160,8 +160,6 @@ def validate(tree: Mapping[str, Any]) -> Base:
         raise ConfigError(sentence(error)) from None
     method_class(config)
     if config.method in METHODS:
-        if given := config.options.model_dump():
-            raise ConfigError(f"options.{next(iter(given))}: the table 'options' is for a method = 'module:Class': use [{config.method}].")
         return config
     options = _own_options(config).model_dump(exclude_none=True, by_alias=True)
     return config.model_copy(update={"options": OptionsTable(**options)})

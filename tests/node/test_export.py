@@ -10,17 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedspd.cli.main import guarded
 from fedspd.config import validate
 from fedspd.core.errors import ConfigError, DataError, RecordError
 from fedspd.data.federation import scaled
-from fedspd.node import export, start, up
+from fedspd.node import export, network, start, up
 from fedspd.node.journal import Journal
 from fedspd.node.manifest import Manifest
 from fedspd.record import Record
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 1, 8, 8), dtype=np.uint8)
-ONE_MODEL = ("fedspd", "fedavg", "fedsoft", "pfedme", "local")
-SEVERAL = ("fedem", "ifca")
+ONE_MODEL = ("fedspd", "fedavg", "fedsoft", "ifca", "pfedme", "local")
+SEVERAL = ("fedem",)
 
 
 def bundle_of(folder: Path, method: str = "fedspd", **changes: Any) -> Path:
@@ -135,6 +136,27 @@ def test_a_node_that_runs_is_not_read_in_the_middle_of_a_round(tmp_path: Path) -
             export.export(bundle, tmp_path / "model.safetensors")
     finally:
         journal.close()
+
+
+def test_the_rounds_of_another_node_or_network_are_not_taken_for_its_own(tmp_path: Path, examples: Path) -> None:
+    bundle, other = trained(tmp_path / "plant"), bundle_of(tmp_path / "other")
+    with pytest.raises(RecordError, match="belongs to another network"):
+        export.predict(other, examples, bundle / "state")
+    added = network.add(tmp_path / "plant", "new", ["node-0"])
+    with pytest.raises(RecordError, match=r"belongs to another node \(node-0, not new\)"):
+        export.export(tmp_path / "plant/nodes" / added.name, tmp_path / "model.safetensors", bundle / "state")
+
+
+def test_scores_are_written_where_the_command_says(tmp_path: Path, examples: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = trained(tmp_path / "plant")
+    words = ["node", "predict", "--bundle", str(bundle), "--data", str(examples), "--out"]
+    capsys.readouterr()
+    assert guarded([*words, str(tmp_path / "scores")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'scores'}\n"
+    assert np.load(tmp_path / "scores")["y"].shape == (7, 10)
+    assert guarded([*words, str(tmp_path / "none" / "y.npz")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fedspd: '{tmp_path}/none/y.npz' could not be written (")
 
 
 def test_nothing_is_said_while_a_model_is_written(

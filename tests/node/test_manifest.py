@@ -15,7 +15,7 @@ from fedspd.node.manifest import Manifest, Member, check_address, check_name
 
 A = Member("a", 0, "10.0.0.1:7700", ("b",), 11)
 B = Member("b", 1, "[fe80::2]:7700", ("a",), 12)
-CONFIG = {"rounds": 3, "device": "cpu", "data": {"name": "digits", "mixture": "iid"}}
+CONFIG = {"rounds": 3, "clusters": 2, "device": "cpu", "data": {"name": "digits", "mixture": "iid"}}
 PAIR = Manifest("0123456789abcdef" * 2, True, CONFIG, (1, 8, 8), 10, 650, "float32", (A, B))
 
 
@@ -61,7 +61,7 @@ def test_the_agreement_leaves_out_who_they_are_where_their_data_lie_and_how_they
 
 def test_the_agreement_is_the_sha256_of_its_canonical_json(tmp_path):
     text = (
-        '{"classes":10,"config":{"data":{"mixture":"iid"},"rounds":3},"dtype":"float32",'
+        '{"classes":10,"config":{"clusters":2,"data":{"mixture":"iid"},"rounds":3},"dtype":"float32",'
         '"network":"0123456789abcdef0123456789abcdef","shape":[1,8,8],"size":650}'
     )
     assert PAIR.agreement == hashlib.sha256(text.encode()).hexdigest()
@@ -105,6 +105,9 @@ WRONG = {
     "fraction": (put(1.5, "members", 0, "client"), "members.0.client = 1.5: expected a valid integer"),
     "number for true": (put(1, "secure"), "secure = 1: expected a valid boolean"),
     "list for a table": (put([], "config"), "config = []: expected"),
+    "empty config": (put({}, "config"), "config.clusters = null: expected a whole number"),
+    "text for clusters": (put("two", "config", "clusters"), 'config.clusters = "two": expected a whole number'),
+    "list for data": (put([], "config", "data"), "config.data = []: expected a table"),
     "dtype": (put("float16", "dtype"), "dtype = \"float16\": expected 'float32' or 'float64'"),
     "network": (put("../etc", "network"), "network = '../etc': expected 32 hexadecimal digits"),
     "shape": (put([1, 0], "shape"), "shape = [1, 0]: expected"),

@@ -1,5 +1,6 @@
 """A network that changes: nodes come and go, and an operator looks."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedspd import config
+from fedspd.cli.main import guarded
 from fedspd.core.errors import ConfigError, RecordError, Refused
 from fedspd.node import network
 from fedspd.node.identity import Credentials, passport
@@ -145,6 +147,36 @@ def test_what_is_shown(plant):
     assert int(a["serial"], 16) == manifest.member("a").serial
     assert b["revoked"]
     assert c["until"] is None
+
+
+def test_a_certificate_that_is_no_node_s_is_named(plant):
+    for wrong in ((plant / "ca.crt").read_text(), "rubbish"):
+        (plant / "nodes/b/node.crt").write_text(wrong)
+        with pytest.raises(RecordError, match=r"nodes/b/node\.crt' is "):
+            network.show(plant)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_bundle_that_this_user_may_not_read_is_not_here(plant):
+    (plant / "nodes/b").chmod(0)
+    (plant / "nodes/c/node.crt").chmod(0)
+    assert [node["name"] for node in network.show(plant)["nodes"] if node["until"] is None] == ["b", "c"]
+    plant.chmod(0)
+    with pytest.raises(RecordError, match=r"network\.json' cannot be read \(Permission denied\): use the account that it belongs to"):
+        network.show(plant)
+
+
+def test_a_file_in_the_place_of_a_bundle_is_no_bundle(plant):
+    shutil.rmtree(plant / "nodes/b")
+    (plant / "nodes/b").touch()
+    assert [node["name"] for node in network.show(plant)["nodes"] if node["until"] is None] == ["b"]
+
+
+def test_an_address_in_brackets_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    network.create(config.validate({"clients": 1}), tmp_path / "plant", host="fe80::2", port=7700)
+    assert guarded(["network", "show", "--network", str(tmp_path / "plant")]) == 0
+    assert "[fe80::2]:7700" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("act", [network.show, lambda folder: network.add(folder, "x", ["a"]), lambda folder: network.revoke(folder, "a")])

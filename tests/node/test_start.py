@@ -1,9 +1,13 @@
 """From a bundle to a running peer: what is refused, and why."""
 
+import json
+import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,8 @@ def test_a_node_with_data_of_its_own_lives_through_every_round_though_nobody_com
 def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"is no bundle of a node, as there is no manifest\.json in it"):
         start.run(tmp_path)
+    with pytest.raises(RecordError, match=r"manifest\.json' cannot be read \(File name too long\)"):
+        start.run(tmp_path / (300 * "a"))
 
 
 @pytest.mark.parametrize("name", ["node.key", "node.crt", "ca.crt", "revoked.crl"])
@@ -68,6 +74,45 @@ def test_a_bundle_with_a_damaged_file(plant: Path, name: str) -> None:
     with pytest.raises(FedspdError, match=name) as refused:
         start.run(plant / "nodes/a")
     assert refused.value.exit_code == 2
+
+
+def test_a_bundle_whose_certificate_is_no_node_s(plant: Path) -> None:
+    bundle = plant / "nodes/a"
+    shutil.copy(bundle / "ca.crt", bundle / "node.crt")
+    with pytest.raises(RecordError, match=r"a/node\.crt' is not the certificate of a node: copy the whole bundle again"):
+        start.run(bundle)
+
+
+def test_a_bundle_whose_config_is_wrong(plant: Path) -> None:
+    path = plant / "nodes/a/manifest.json"
+    tree = json.loads(path.read_text())
+    for wrong, sentence in (({}, "config.clusters = null"), ({"rounds": 0}, "config: rounds = 0"), ({"roundz": 1}, "'roundz'")):
+        path.write_text(json.dumps({**tree, "config": {**tree["config"], **wrong} if wrong else {}}))
+        with pytest.raises(ConfigError) as refused:
+            start.run(plant / "nodes/a")
+        assert str(refused.value).startswith(f"'{path}': ")
+        assert sentence in str(refused.value)
+
+
+def test_a_bundle_whose_files_do_not_belong_together(plant: Path, tmp_path: Path) -> None:
+    network.add(plant, "x", ["a"])
+    network.add(plant, "new", ["a", "x"])
+    manifest = Manifest.load(plant / "nodes/new/manifest.json")
+    known = [replace(m, neighbours=tuple(n for n in m.neighbours if n != "x")) for m in manifest.members if m.name != "x"]
+    replace(manifest, members=tuple(known)).save(plant / "nodes/new/manifest.json")
+    with pytest.raises(RecordError, match=r"manifest\.json does not know 'x', a neighbour of this node: copy the bundle again"):
+        start.run(plant / "nodes/new")
+    network.create(validate(manifest.config), tmp_path / "other", names=list("abcd"))
+    shutil.copy(tmp_path / "other/nodes/a/manifest.json", plant / "nodes/a/manifest.json")
+    with pytest.raises(RecordError, match=r"manifest\.json and node\.crt in the bundle '.*' are of two networks: copy the whole folder"):
+        start.run(plant / "nodes/a")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_bundle_of_another_user(plant: Path) -> None:
+    (plant / "nodes/a").chmod(0)
+    with pytest.raises(RecordError, match=r"manifest\.json' cannot be read \(Permission denied\): use the account that it belongs to"):
+        start.run(plant / "nodes/a")
 
 
 DATA = {

@@ -37,7 +37,7 @@ STATUS: Json = {
 }
 
 
-def served(said: Json, folder: Path, ask: Callable[[int], Any]) -> Any:
+def served(said: Any, folder: Path, ask: Callable[[int], Any]) -> Any:
     """What `ask` finds at the port, while a server says this status."""
 
     async def work() -> Any:
@@ -131,6 +131,8 @@ def test_whoever_speaks_no_http_or_too_much_is_hung_up_on(tmp_path: Path) -> Non
 def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="There are no rounds of a node in"):
         status_of(tmp_path)
+    with pytest.raises(RecordError, match=r"run\.json' cannot be read \(File name too long\)"):
+        status_of(tmp_path / (300 * "a"))
     record = Record(tmp_path)
     record.write("run.json", {"node": "a"})
     stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
@@ -145,6 +147,12 @@ def test_a_port_that_has_gone_to_another_node_is_not_believed(tmp_path: Path) ->
     assert served(STATUS, tmp_path, lambda port: status_of(tmp_path))["running"] is False
 
 
+@pytest.mark.parametrize("said", [[], None, "node", 7])
+def test_a_port_that_has_gone_to_another_service_is_not_believed(tmp_path: Path, said: Any) -> None:
+    Record(tmp_path).write("run.json", {"node": "a"})
+    assert served(said, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+
+
 def test_a_person_sees_the_neighbours_and_the_last_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     show(STATUS)
@@ -154,3 +162,16 @@ def test_a_person_sees_the_neighbours_and_the_last_error(capsys: pytest.CaptureF
     assert [word for word in ("123,457", "'c' did not answer in time.", "never", "refused: size: 2") if word not in printed] == []
     show({"node": "a", "running": False, "round": 31, "done": True, "last_round": {"event": "final", "round": 31}})
     assert "a: not running, every round is done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sentence", ["no [/such] tag", "[red]alarm[/red]", ":smile:"])
+def test_what_a_neighbour_says_is_shown_as_it_said_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sentence: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    known = {**STATUS["neighbours"]["c"], "last_error": sentence}
+    show({**STATUS, "neighbours": {sentence: known}, "refused": {sentence: 1}})
+    printed = capsys.readouterr().out
+    assert f"{sentence}: {sentence}" in printed
+    assert f"refused: {sentence}: 1" in printed
+    assert f"│ {sentence} " in printed

@@ -110,7 +110,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(found))
     else:
-        Console().print(_table(found))
+        Console(markup=False, emoji=False).print(_table(found))  # an address may have brackets
 
 
 def _example(shape: str | None, classes: int | None) -> tuple[tuple[int, ...], int] | None:

@@ -86,11 +86,9 @@ def predict(
     """What the node's own model says of some examples."""
     from fedspd.node import export
 
-    scores = export.predict(bundle, data, state).numpy()
+    scores = export.predict(bundle, data, state)
     if out is not None:
-        import numpy as np
-
-        np.savez(out, y=scores)
+        export.write_scores(scores, out)
         print(out)
         return
     for score in scores:

@@ -19,7 +19,7 @@ from fedspd.node.up import Listener, Running
 def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) -> None:
     folder = out or new_folder("up")
     config = _network(settings, nodes, folder)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     console.print(f"{config.clients} peers, in '{folder}'", highlight=False)
     try:
         with _shown(console, config.rounds, as_json) as listener:

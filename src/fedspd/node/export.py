@@ -5,6 +5,8 @@ Shapes: C clients, here one; P numbers in a model.
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from fedspd.core.keys import Key
 from fedspd.data import own
 from fedspd.data.federation import scaled
 from fedspd.engines.block import BlockRunner, Plan
-from fedspd.node.manifest import Manifest
-from fedspd.node.start import manifest_of, whose
+from fedspd.node.journal import check_same
+from fedspd.node.manifest import Manifest, is_here
+from fedspd.node.start import manifest_of, part_in, whose
 from fedspd.record import Record
 
 SUFFIXES = (".onnx", ".safetensors")
@@ -32,10 +35,12 @@ SUFFIXES = (".onnx", ".safetensors")
 def finished(bundle: Path, state: Path | None = None) -> BlockRunner:
     """The node's state after its last committed round. A node that runs holds its folder: no round is read half."""
     manifest = manifest_of(bundle)
+    me = whose(bundle, manifest)
     folder = state or bundle / "state"
-    if not (folder / "run.json").exists():
+    if not is_here(folder / "run.json"):
         raise RecordError(f"There are no rounds of a node in '{folder}': run it first, or say where they are with --state.")
-    runner = BlockRunner(_without_examples(manifest, whose(bundle, manifest).client))
+    check_same(Record.open(folder), part_in(manifest, me.name))
+    runner = BlockRunner(_without_examples(manifest, me.client))
     record = Record.open(folder).hold()
     try:
         latest = record.latest()
@@ -77,11 +82,17 @@ def export(bundle: Path, to: Path, state: Path | None = None) -> None:
         raise ConfigError(f"--to {to}: there is no folder '{to.parent}'.")
     runner = finished(bundle, state)
     module, shape = own_model(runner), runner.plan.train.x[0].shape[1:]
-    try:
+    with _written(to):
         if to.suffix == ".onnx":
             _to_onnx(module, torch.zeros(2, *shape, dtype=runner.plan.learner.dtype), to)
         else:
             save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, to)
+
+
+@contextmanager
+def _written(to: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise RecordError(f"'{to}' could not be written ({error}): put that right and try again.") from None
 
@@ -106,3 +117,8 @@ def predict(bundle: Path, inputs: Path, state: Path | None = None) -> Tensor:
     runner = finished(bundle, state)
     x = scaled(own.inputs(inputs, tuple(runner.plan.train.x[0].shape[1:])))
     return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [x])[0].detach()
+
+
+def write_scores(scores: Tensor, to: Path) -> None:
+    with _written(to), open(to, "wb") as file:  # numpy itself would put .npz behind the name
+        np.savez(file, y=scores.numpy())

@@ -17,7 +17,7 @@ class Journal:
     def __init__(self, folder: Path, about: Json) -> None:
         """`about` says what the node takes part in; a folder of something else is refused."""
         if (folder / "run.json").exists():
-            _check_same(Record.open(folder), about)
+            check_same(Record.open(folder), about)
             self.record = Record.open(folder).hold()
         else:
             self.record = Record.create(folder)
@@ -88,7 +88,7 @@ def _of_one(scores: Json) -> Json:
     return {**rows, "alarms": scores["alarms"]}
 
 
-def _check_same(record: Record, about: Json) -> None:
+def check_same(record: Record, about: Json) -> None:
     before = record.read("run.json")
     for name in ("network", "node", "agreement"):
         if before.get(name) != about[name]:

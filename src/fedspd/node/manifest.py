@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedspd.core.errors import ConfigError, nearest
+from fedspd.core.errors import ConfigError, RecordError, nearest
 
 FORMAT = 1
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # a folder, a DNS label, and no option of a command line
@@ -102,6 +103,17 @@ def _shared(config: Json) -> Json:
     return {key: value for key, value in config.items() if key != "device"} | {"data": data}
 
 
+def is_here(path: Path) -> bool:
+    """Whether there is such a file, as far as this user may look: bundles are for one account alone."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise RecordError(f"'{path}' cannot be read ({error.strerror}): use the account that it belongs to, or another path.") from None
+    return True
+
+
 # ---- what is refused
 
 
@@ -150,6 +162,10 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     for key, least in (("classes", 0), ("size", 1)):
         if getattr(manifest, key) < least:
             yield f"{key} = {getattr(manifest, key)}: expected at least {least}."
+    # what is read before the config as a whole is checked
+    for key, kind, expected in (("clusters", int, "a whole number"), ("data", dict, "a table")):
+        if not isinstance(found := manifest.config.get(key), kind):
+            yield f"config.{key} = {json.dumps(found)}: expected {expected}."
     for key in ("name", "client", "address", "serial"):
         (value, times), *_ = Counter(getattr(member, key) for member in manifest.members).most_common(1) or [(None, 0)]
         if times > 1:

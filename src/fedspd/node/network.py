@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspd.core.errors import ConfigError, RecordError
-from fedspd.node.certificates import Revocations, read_certificate
+from fedspd.core.errors import ConfigError, RecordError, Refused
+from fedspd.node.certificates import Passport, Revocations, certificate_pem, read_certificate
 from fedspd.node.identity import NODE_DAYS, Authority, Credentials, passport
-from fedspd.node.manifest import Json, Manifest, Member, check_address, check_name
+from fedspd.node.manifest import Json, Manifest, Member, check_address, check_name, is_here
 
 if TYPE_CHECKING:
     from fedspd.config import Base
@@ -115,6 +115,14 @@ def bundles(network: Path, manifest: Manifest) -> list[Path]:
     return [folder for member in manifest.members if (folder := network / "nodes" / member.name).is_dir()]
 
 
+def read_passport(certificate: Path) -> Passport:
+    """What the node.crt of a bundle says."""
+    try:
+        return passport(certificate_pem(read_certificate(certificate)))
+    except Refused:
+        raise RecordError(f"'{certificate}' is not the certificate of a node: copy the whole bundle again.") from None
+
+
 def read_addresses(path: Path) -> dict[str, str]:
     try:
         found = tomllib.loads(path.read_text("utf-8"))
@@ -207,14 +215,15 @@ def _next_address(manifest: Manifest) -> str:
 
 
 def _until(certificate: Path) -> str | None:
-    return passport(certificate.read_bytes()).until.isoformat() if certificate.exists() else None
+    """Of a bundle that is here, and for this user to read."""
+    return read_passport(certificate).until.isoformat() if os.access(certificate, os.R_OK) else None
 
 
 # ---- on disk
 
 
 def _manifest_of(network: Path) -> Manifest:
-    if not (network / "network.json").exists():
+    if not is_here(network / "network.json"):
         raise RecordError(f"'{network}' is no network, as there is no network.json in it: make one with 'fedspd network create'.")
     return Manifest.load(network / "network.json")
 

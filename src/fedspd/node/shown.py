@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.core.errors import RecordError
+from fedspd.node.manifest import is_here
 from fedspd.node.status import ask
 from fedspd.record import Json, Record
 
 
 def status_of(folder: Path) -> Json:
     """Of the running node, else what its journal says."""
-    if not (folder / "run.json").exists():
+    if not is_here(folder / "run.json"):
         raise RecordError(
             f"There are no rounds of a node in '{folder}': start it with 'fedspd node run', or say where they are with --state."
         )
@@ -25,7 +26,7 @@ def status_of(folder: Path) -> Json:
 
 
 def show(status: Json) -> None:
-    console, last = Console(), status["last_round"]
+    console, last = Console(markup=False, emoji=False), status["last_round"]  # what neighbours say is text, whatever is in it
     state = "running" if status["running"] else "not running"
     of = f" of {status['rounds']}" if "rounds" in status else ""
     where = "every round is done" if status["done"] else f"round {status['round']}{of}"

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 
 from fedspd.config import validate
-from fedspd.core.errors import ConfigError, NodeError, RecordError
+from fedspd.core.errors import ConfigError, RecordError
 from fedspd.engines.block import BlockRunner
 from fedspd.engines.processes import keep_memory
-from fedspd.node.certificates import Passport, certificate_pem, passport, read_certificate
+from fedspd.node.certificates import Passport
 from fedspd.node.grpc_transport import GrpcTransport
 from fedspd.node.journal import Journal
-from fedspd.node.manifest import Manifest, Member, check_address
+from fedspd.node.manifest import Manifest, Member, check_address, is_here
+from fedspd.node.network import read_passport
 from fedspd.node.patience import Patience
 from fedspd.node.peer import Peer
 from fedspd.node.place import Place
@@ -64,11 +65,16 @@ async def _live(peer: Peer, server: StatusServer) -> None:
 
 
 def manifest_of(bundle: Path) -> Manifest:
-    if not (bundle / "manifest.json").exists():
+    path = bundle / "manifest.json"
+    if not is_here(path):
         raise RecordError(f"'{bundle}' is no bundle of a node, as there is no manifest.json in it: 'fedspd network create' makes them.")
-    manifest = Manifest.load(bundle / "manifest.json")
-    if manifest.secure and (missing := [name for name in PAPERS if not (bundle / name).exists()]):
+    manifest = Manifest.load(path)
+    if manifest.secure and (missing := [name for name in PAPERS if not is_here(bundle / name)]):
         raise RecordError(f"The bundle '{bundle}' lacks {', '.join(missing)}: copy the whole folder again.")
+    try:
+        validate(manifest.config)
+    except ConfigError as error:
+        raise ConfigError(f"'{path}': config: {error}") from None
     return manifest
 
 
@@ -76,7 +82,15 @@ def whose(bundle: Path, manifest: Manifest) -> Passport | Member:
     """The node that a bundle belongs to: its certificate says so, or in a plaintext network the folder's name."""
     if not manifest.secure:
         return manifest.member(bundle.resolve().name)
-    return passport(certificate_pem(read_certificate(bundle / "node.crt")))
+    me = read_passport(bundle / "node.crt")
+    if me.network != manifest.network:
+        raise RecordError(f"manifest.json and node.crt in the bundle '{bundle}' are of two networks: copy the whole folder again.")
+    return me
+
+
+def part_in(manifest: Manifest, name: str) -> Json:
+    """What a node takes part in, as its journal says it."""
+    return {"network": manifest.network, "node": name, "agreement": manifest.agreement}
 
 
 def _refuse_founder(manifest: Manifest, me: Passport | Member) -> None:
@@ -92,7 +106,7 @@ def _place(manifest: Manifest, me: Passport | Member, transport: GrpcTransport) 
     numbers = {member.name: member.client for member in manifest.members}
     names = dict.fromkeys((*me.neighbours, *manifest.member(me.name).neighbours))
     if unknown := [name for name in names if name not in numbers]:
-        raise NodeError(f"The bundle's manifest.json does not know '{unknown[0]}', a neighbour of this node: copy the bundle again.")
+        raise RecordError(f"The bundle's manifest.json does not know '{unknown[0]}', a neighbour of this node: copy the bundle again.")
     return Place(
         name=me.name,
         client=me.client,
@@ -109,7 +123,7 @@ def _place(manifest: Manifest, me: Passport | Member, transport: GrpcTransport) 
 def _journal(folder: Path, manifest: Manifest, name: str) -> Journal:
     if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / ".lock").exists())):
         raise RecordError(f"'{folder}' exists and holds something else than the rounds of a node: give another folder with --state.")
-    return Journal(folder, {"network": manifest.network, "node": name, "agreement": manifest.agreement})
+    return Journal(folder, part_in(manifest, name))
 
 
 def status(peer: Peer, transport: GrpcTransport) -> Json:

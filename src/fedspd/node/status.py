@@ -104,7 +104,7 @@ def ask(folder: Path) -> Json | None:
         connection = http.client.HTTPConnection(HOST, Record(folder).read("status.json")["port"], timeout=ANSWER_LIMIT)
         with closing(connection):
             connection.request("GET", "/status")
-            found: Json = json.load(connection.getresponse())
-            return found
+            found = json.load(connection.getresponse())
+            return found if isinstance(found, dict) else None  # the port may have gone to another service
     except (OSError, ValueError, KeyError, RecordError, http.client.HTTPException):
         return None
