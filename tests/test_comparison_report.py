@@ -231,10 +231,46 @@ def test_a_declared_sweep_is_no_difference_even_of_data(tmp_path):
     found = report(write_sweep(tmp_path / "s", "data.alpha", [1, 5], options=True))
     assert found.notes == []
     assert found.axes == ["data.alpha"]
-    assert {name: [(x, score.mean) for x, score in line] for name, line in lines(found, "data.alpha").items()} == {
+    (panel,) = lines(found, "data.alpha").values()
+    assert {name: [(x, score.mean) for x, score in line] for name, line in panel.items()} == {
         "fedspd": [(1, 0.1), (5, 0.5)],
         "local": [(1, 0.1), (5, 0.5)],
     }
+
+
+def test_other_axes_are_panels_and_a_methods_own_options_are_lines(tmp_path):
+    folders = []
+    for degree in (2, 4):
+        for clusters in (1, 3):
+            config = {"topology": {"kind": "er", "degree": degree}, "clusters": clusters}
+            folders.append(write_run(tmp_path / f"s{degree}{clusters}", scores=(0.5, 0.5), config=config))
+            for k in (0, 5):
+                own = config | {"fedavg": {"finetune": k}}
+                folders.append(write_run(tmp_path / f"a{degree}{clusters}{k}", "fedavg", scores=(0.4, 0.4), config=own))
+    found = lines(report(*folders), "topology.degree")
+    assert list(found) == ["clusters=1", "clusters=3"]
+    for panel in found.values():
+        assert list(panel) == ["fedspd", "fedavg, fedavg.finetune=0", "fedavg, fedavg.finetune=5"]
+        assert [value for value, _ in panel["fedspd"]] == [2, 4]
+
+
+def test_equal_scores_are_all_marked_whatever_their_last_digit(tmp_path):
+    """As sums in another order leave it."""
+    scores = {"fedspd": 0.5, "fedavg": 0.872222222, "fedem": 0.8722222223333}
+    found = report(*(write_run(tmp_path / method, method, scores=(score, score)) for method, score in scores.items()))
+    accuracy = next(column for column in tables.COLUMNS if column.title == "accuracy %")
+    assert [tables.marked(found, row, accuracy) for row in found.rows] == [False, True, True]
+    page = pages.write_report([tmp_path / method for method in scores], tmp_path / "out")
+    assert page.rows == found.rows
+    assert "Highest accuracy: fedavg and fedem, 87.2 %." in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_narrow_terminal_gets_fewer_columns_but_the_accuracy_at_least(three_seeds):
+    found = report(*three_seeds)
+    for least in (9, 4, 0):
+        table = tables.terminal(found, lambda table, least=least: len(table.columns) <= least)
+        assert len(table.columns) == max(least, 3) if least < 9 else len(table.columns) > 4
+        assert [column.header for column in table.columns][:3] == ["method", "seeds", "accuracy %"]
 
 
 def test_differences_are_taken_at_the_same_point(tmp_path):

@@ -317,3 +317,11 @@ def test_a_script_without_a_main_guard(tmp_path):
     path.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("Net\n", "")
+
+
+def test_a_result_in_a_notebook_is_one_line(tmp_path):
+    assert repr(fedspd.run(TINY, out=tmp_path / "a")) == f"Result(folder={tmp_path / 'a'!r})"
+
+
+def test_one_distribution_has_no_purity():
+    assert fedspd.run(TINY | {"data": TINY["data"] | {"mixture": "iid"}}).summary["purity"] is None

@@ -241,3 +241,17 @@ def test_a_figure_that_cannot_be_finished_leaves_the_old_file_and_no_part(tmp_pa
     with pytest.raises(RecordError, match=r"boxes\.png could not be written"):
         figures.save(figures.client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
     assert [path.name for path in tmp_path.iterdir()] == ["boxes.png"]
+
+
+def test_a_method_has_one_colour_in_all_panels_and_intervals_stand_beside_each_other() -> None:
+    panel = {"fedspd": [(3, 0.9, 0.1), (6, 0.95, 0.1)], "local": [(3, 0.8, 0.1), (6, 0.8, 0.1)]}
+    figure = figures.accuracy_by_value("topology.degree", {"data.name=a": panel, "data.name=b": panel})
+    assert [axes.get_title() for axes in figure.axes] == ["data.name=a", "data.name=b"]
+    drawn = [[line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_linestyle() != "None"] for axes in figure.axes]
+    colours = [[line.get_color() for line in lines if line.get_marker() == "o"] for lines in drawn]
+    assert colours[0] == colours[1]
+    assert len(set(colours[0])) == 2
+    places = [tuple(line.get_xdata()) for line in drawn[0] if line.get_marker() == "o"]
+    assert len(set(places)) == 2
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["fedspd", "local"]

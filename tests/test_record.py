@@ -32,11 +32,11 @@ def save(record, round, clients=range(3)):
 
 def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(RecordError, match=r"exists and is not empty: it is not a run, or give another one with --out") as caught:
+    with pytest.raises(RecordError, match=r"exists and is no run: give another folder with --out") as caught:
         Record.create(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert os.listdir(tmp_path) == ["thesis.txt"]
-    with pytest.raises(RecordError, match="exists and is not empty"):
+    with pytest.raises(RecordError, match="exists and is no run"):
         Record.create(tmp_path / "thesis.txt")
 
 

@@ -17,8 +17,16 @@ __all__ = ["FedspdError", "Result", "load", "run"]
 _PLACES = {"run": "fedspd.experiment", "Result": "fedspd.experiment", "load": "fedspd.config", "FedspdError": "fedspd.core.errors"}
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """torch is imported when something needs it, not when somebody asks for help."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fedspd")
     if name not in _PLACES:
         raise AttributeError(f"module 'fedspd' has no attribute '{name}'")
     from importlib import import_module

@@ -49,7 +49,8 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
         "bytes": _bytes(_usual_traffic(sample, graph.server, config.rounds), len(sample.train), graph, config.rounds),
         "steps": round((report.steps * rounds + final.steps) * clients),
         "seconds": round(seconds, 1),
-        "from": f"one round and the final phase of {len(sample.train)} clients, tests and checkpoints not counted",
+        "from": f"one round and the final phase of {len(sample.train)} clients, tests and checkpoints not counted; steps grow where "
+        "clusters become uneven",
     }
 
 

@@ -36,7 +36,9 @@ def measured(measures: Measures) -> Json:
         found["mixture"] = plain(measures.mixture_CS)
     if measures.table_CSD is not None:
         table = measures.table_CSD.sum(0)
-        found |= {"table": table.tolist(), "purity": plain(np.array(purity(table)))}
+        found["table"] = table.tolist()
+        if table.shape[1] > 1:  # of one distribution any clustering is pure
+            found["purity"] = plain(np.array(purity(table)))
     if measures.moments is not None:
         found["consensus"] = plain(measures.moments.consensus_distance())
     return found

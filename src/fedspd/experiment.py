@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -257,9 +257,9 @@ def _newcomers(experiment: Experiment, engine: Engine, t: int) -> Json:
 @dataclass(frozen=True)
 class Result:
     folder: Path
-    experiment: Experiment
-    summary: Json
-    temporary: Any = None  # keeps a folder that nobody asked for until the Result is gone
+    experiment: Experiment = field(repr=False)
+    summary: Json = field(repr=False)
+    temporary: Any = field(default=None, repr=False)  # keeps a folder that nobody asked for until the Result is gone
 
     @property
     def accuracy(self) -> NDArray[np.float64]:

@@ -183,8 +183,9 @@ def _refuse_unless_vacant(folder: Path) -> None:
     ours = (folder / ".lock").exists() and not begun
     if not folder.exists() or ours or (folder.is_dir() and not any(folder.iterdir())):
         return
-    hint = f"continue it with 'fedspd run --resume {folder}'" if begun else "it is not a run"
-    raise RecordError(f"The run folder '{folder}' exists and is not empty: {hint}, or give another one with --out.")
+    if not begun:
+        raise RecordError(f"'{folder}' exists and is no run: give another folder with --out.")
+    raise RecordError(f"The run folder '{folder}' exists: continue it with 'fedspd run --resume {folder}', or give another one with --out.")
 
 
 def _locked(handle: int) -> bool:

@@ -98,7 +98,7 @@ def test_the_live_table_has_a_row_per_method_and_a_bar():
     console.print(progress.shown())
     rows = [line.split() for line in console.export_text().splitlines()]
     assert ["│", "fedspd", "│", "1", "of", "2", "│", "│", "│"] in rows
-    assert ["│", "local", "│", "0", "of", "2", "│", "2", "of", "4", "│", "accuracy", "55.0", "%", "│"] in rows
+    assert ["│", "local", "│", "0", "of", "2", "│", "2", "of", "3", "│", "accuracy", "55.0", "%", "│"] in rows
     assert "38%" in rows[-1]  # 4 + 2 of 16 rounds
 
 

@@ -78,7 +78,7 @@ BAD = {
     "p > 1": (["topology.probability=1.5"], "topology.probability = 1.5 is not a probability: give a number from 0 to 1."),
     "S > examples": (["clusters=21"], "clusters = 21: a client has only 20 examples; expected at most one cluster per example."),
     "degree >= N": (["topology.degree=6"], "topology.degree = 6 is impossible with clients = 6: give a number above 0 and at most 5."),
-    "more clients than examples": (["clients=2000"], "clients = 2000"),
+    "more clients than examples": (["clients=2000"], "There are 2000 clients"),
     "missing dataset": (["data.name=mnist"], "fedspd data get mnist"),
     "unknown dataset": (["data.name=minst"], "did you mean 'mnist'?"),
     "unknown method": (["method=fedsdp"], "method = 'fedsdp': there is no such method; did you mean 'fedspd'?"),
@@ -142,7 +142,7 @@ def test_a_run_folder_that_exists(capsys):
     capsys.readouterr()
     assert guarded(["run", *TINY, "--out", "a"]) == 2
     assert capsys.readouterr().err == (
-        "fedspd: The run folder 'a' exists and is not empty: continue it with 'fedspd run --resume a', or give another one with --out.\n"
+        "fedspd: The run folder 'a' exists: continue it with 'fedspd run --resume a', or give another one with --out.\n"
     )
     assert {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")} == before
 

@@ -1,6 +1,7 @@
 """What the commands do."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def run(
     path, overrides = split(settings)
     config = None if resume else load(path, overrides)
     folder = resume or out or new_folder(f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run")
-    with _resumable(folder), Progress(as_json) as progress:
+    with _resumable(folder, f"run --resume {shlex.quote(str(folder))}"), Progress(as_json) as progress:
         listeners = [progress.listen, *([TensorBoard(folder / "tensorboard").listen] if tensorboard else [])]
         result = experiment.run(
             config,
@@ -76,8 +77,11 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
         config = load(path)
     summaries = {}
     for method in ("fedspd", "local"):
-        with _resumable(folder / method), Progress(as_json) as progress:
-            result = experiment.run(experiment.with_method(config, method), out=folder / method, workers=workers, listener=progress.listen)
+        begun = (folder / method / "run.json").exists()
+        with _resumable(folder / method, f"demo --out {shlex.quote(str(folder))}"), Progress(as_json) as progress:
+            result = experiment.run(
+                experiment.with_method(config, method), out=folder / method, resume=begun, workers=workers, listener=progress.listen
+            )
         summaries[method] = result.summary
     _draw([folder / method for method in summaries], folder / "figures")
     _show(summaries, folder, as_json)
@@ -116,13 +120,13 @@ def _all(listeners: Sequence[experiment.Listener]) -> experiment.Listener:
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def _resumable(folder: Path, command: str) -> Iterator[None]:
     """Ctrl-C, SIGTERM or a lost worker end the run where it is; what is on disk can be continued."""
     try:
         yield
     except (KeyboardInterrupt, WorkerError):
         if (folder / "run.json").exists():
-            print(f"\nfedspd: Continue with: fedspd run --resume {folder}", file=sys.stderr)
+            print(f"\nfedspd: Continue with: fedspd {command}", file=sys.stderr)
         raise
 
 
@@ -134,13 +138,16 @@ def _draw(runs: list[Path], folder: Path) -> None:
 
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
     from fedspd.report import pages
+    from fedspd.report.tables import percent
 
     console = Console(stderr=as_json)
     console.print(pages.table(summaries))
     for summary in summaries.values():
         for alarm in summary["alarms"]:
-            console.print(f"[yellow]{summary['method']}: {alarm}")
-    console.print(f"Records and figures: {folder}")
+            console.print(f"{summary['method']}: {alarm}", style="yellow", markup=False)
+        if newcomers := summary["newcomers"]:
+            console.print(f"{summary['method']}: newcomers have an accuracy of {percent(newcomers['accuracy']['mean'])} % on average")
+    console.print(f"Records and figures: {folder}", markup=False, soft_wrap=True)
     if as_json:
         methods: dict[str, Any] = {name: {k: v for k, v in s.items() if k != "clients"} for name, s in summaries.items()}
         print(json.dumps({"folder": str(folder), **(next(iter(methods.values())) if len(methods) == 1 else {"methods": methods})}))

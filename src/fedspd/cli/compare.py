@@ -75,10 +75,10 @@ def _repeatable(folder: Path) -> Iterator[None]:
 def _show(comparison: Comparison, folder: Path, as_json: bool) -> None:
     for note in comparison.notes:
         print(f"fedspd: {note}", file=sys.stderr)
-    console, table = Console(stderr=as_json), tables.terminal(comparison)
-    needed = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.width = max(console.width, needed)  # a line that wraps is better than a column that is lost
-    console.print(table)
+    console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = 1000  # a file has room
+    console.print(tables.terminal(comparison, lambda table: _width(console, table) <= console.width))
     for alarm in comparison.alarms:
         console.print(alarm, style="yellow", markup=False)
     console.print(f"Report: {folder / 'report.html'}", markup=False, soft_wrap=True)
@@ -86,6 +86,10 @@ def _show(comparison: Comparison, folder: Path, as_json: bool) -> None:
         found = pages.as_json(comparison)
         rows = [{key: value for key, value in row.items() if key not in ("curve", "clients")} for row in found["rows"]]
         print(json.dumps({"folder": str(folder), "report": str(folder / "report.html"), **found, "rows": rows}))
+
+
+def _width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(width=1000)).maximum
 
 
 class Progress:
@@ -147,4 +151,5 @@ class Progress:
 
 
 def _round(round: Any, own: Sequence[Job]) -> str:
-    return f"{round} of {own[0].config.rounds + 1}" if round else ""
+    rounds = own[0].config.rounds
+    return f"{min(round, rounds)} of {rounds}" if round else ""

@@ -16,7 +16,7 @@ class Progress:
         columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
         self.bar = Bar(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.console)
         self.live = self.console.is_terminal and not as_json
-        self.rounds, self.told = 0, -1
+        self.rounds, self.method, self.told = 0, "", -1
         self.alarms: set[str] = set()
 
     def __enter__(self) -> "Progress":
@@ -28,14 +28,14 @@ class Progress:
 
     def listen(self, event: Json) -> None:
         if event["event"] == "start":
-            self.rounds = event["rounds"]
-            self.task = self.bar.add_task(event["method"], total=self.rounds + 1, completed=event["round"], note="")
+            self.rounds, self.method = event["rounds"], event["method"]
+            self.task = self.bar.add_task(event["method"], total=self.rounds, completed=min(event["round"], self.rounds), note="")
             if self.live:
                 self.bar.start()
             return
         for alarm in event.get("alarms", []):
             self._sound(event["round"], alarm)
-        self.bar.update(self.task, completed=event["round"], note=note_of(event))
+        self.bar.update(self.task, completed=min(event["round"], self.rounds), note=note_of(event))
         if not self.live:
             self._line(event)
 
@@ -51,7 +51,8 @@ class Progress:
         tenth = 10 * event["round"] // (self.rounds + 1)
         if tenth > self.told and "accuracy" in event:
             self.told = tenth
-            print(f"round {event['round']} of {self.rounds + 1}: {note_of(event)}", file=sys.stderr, flush=True)
+            place = "at the end" if event["event"] == "final" else f"round {event['round']} of {self.rounds}"
+            print(f"{self.method}, {place}: {note_of(event)}", file=sys.stderr, flush=True)
 
 
 def note_of(event: Json) -> str:

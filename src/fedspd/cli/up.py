@@ -1,6 +1,7 @@
 """A whole network of real peers on this machine, with one live table."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) 
         with _shown(console, config.rounds, as_json) as listener:
             found = network.up(folder, listener)
     except KeyboardInterrupt:
-        print(f"\nfedspd: Continue with: fedspd up --out {folder}", file=sys.stderr)
+        print(f"\nfedspd: Continue with: fedspd up --out {shlex.quote(str(folder))}", file=sys.stderr)
         raise
     if as_json:
         print(json.dumps({**found, "folder": str(folder)}))

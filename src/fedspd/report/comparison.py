@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from fedspd.record import Json
-from fedspd.report.runs import Numbers, Run, canonical, distinct, label, mean
+from fedspd.report.runs import Numbers, Run, canonical, distinct, label, mean, spot
 
 REFERENCE = "fedspd"  # what every method is compared to
 BUDGET = "fedavg"  # whose gradient steps are the measure: one model, no final phase
@@ -44,6 +44,7 @@ class Row:
     worst: float | None
     before: Interval  # the final phase
     test_loss: Interval
+    purity: float | None  # of the clusters, where the method assigns examples and there are several distributions
     newcomers: Interval  # accuracy of clients that joined after training
     multicast: float
     point_to_point: float
@@ -110,6 +111,7 @@ def _row(runs: list[Run], reference: list[Run] | None, budget: list[Run] | None)
         worst=mean([result["accuracy"]["worst"] for result in results]),
         before=interval([result["accuracy_before_final_phase"]["mean"] for result in results]),
         test_loss=interval([mean(result["clients"]["test_loss"]) for result in results]),
+        purity=mean([result["purity"] for result in results]),
         newcomers=interval([_newcomers(result) for result in results]),
         multicast=_known([result["bytes"]["multicast"] for result in results]),
         point_to_point=_known([result["bytes"]["point_to_point"] for result in results]),
@@ -159,11 +161,13 @@ def _curve(runs: list[Run]) -> Curve:
     return Curve(rounds, accuracy, [_known([history[round].bytes for history in histories]) for round in rounds])
 
 
-def lines(comparison: Comparison, axis: str) -> dict[str, list[tuple[Any, Interval]]]:
-    """The accuracy along one axis, a line for each method and each point of the other axes."""
-    found: dict[str, list[tuple[Any, Interval]]] = {}
+def lines(comparison: Comparison, axis: str) -> dict[str, dict[str, list[tuple[Any, Interval]]]]:
+    """The accuracy along one axis: a panel for each point of the other axes, with a line for each method and its own options."""
+    found: dict[str, dict[str, list[tuple[Any, Interval]]]] = {}
     for row in comparison.rows:
         if axis in row.point:
             rest = {key: value for key, value in row.point.items() if key != axis}
-            found.setdefault(label(row.method, rest), []).append((row.point[axis], row.accuracy))
+            own = {key: value for key, value in rest.items() if key.partition(".")[0] in (row.method, "options")}
+            panel = found.setdefault(spot({key: value for key, value in rest.items() if key not in own}), {})
+            panel.setdefault(label(row.method, own), []).append((row.point[axis], row.accuracy))
     return found

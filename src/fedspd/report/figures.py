@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from fedspd.core.errors import RecordError
 
 Curve = tuple[Sequence[float], list[float], list[float] | None]
+Line = list[tuple[Any, float, float]]
 Points = NDArray[np.float64]
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow, the palest, comes last
@@ -76,20 +77,32 @@ def accuracy_by_bytes(curves: dict[str, Curve]) -> Figure:
     return figure
 
 
-def accuracy_by_value(axis: str, lines: dict[str, list[tuple[Any, float, float]]]) -> Figure:
-    """lines: label -> value of the axis, mean, and how far its interval reaches."""
-    figure, (axes,) = _panels(f"Accuracy by {axis}")
-    values = list(dict.fromkeys(value for line in lines.values() for value, _, _ in line))
+def accuracy_by_value(axis: str, panels: dict[str, dict[str, Line]]) -> Figure:
+    """panels: place on the other axes -> label -> value of this axis, mean, and how far its interval reaches."""
+    figure, drawn = _panels(f"Accuracy by {axis}", len(panels))
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    values = list(dict.fromkeys(value for lines in panels.values() for line in lines.values() for value, _, _ in line))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     place = {value: float(value) if numeric else float(i) for i, value in enumerate(values)}
-    for i, (label, line) in enumerate(lines.items()):
-        x, mean, half = np.array([(place[value], *rest) for value, *rest in line]).T
-        style: dict[str, Any] = {"color": _colour(i), "linestyle": _dash(i), "marker": "o", "markersize": 4, "linewidth": 1.5, "capsize": 3}
-        axes.errorbar(x, 100 * mean, yerr=100 * np.nan_to_num(half), label=label, **style)
-    axes.set_xticks([place[value] for value in values], [str(value) for value in values])
-    _label_accuracy(axes, axis)
-    _legend(figure, list(axes.get_legend_handles_labels()[0]))
+    gap = 0.015 * max(max(place.values()) - min(place.values()), 1)  # else the last line's interval hides the others
+    for axes, (spot, lines) in zip(drawn, panels.items(), strict=True):
+        for label, line in lines.items():
+            i = labels.index(label)
+            shift = (i - (len(labels) - 1) / 2) * gap
+            _draw_line(axes, label, [(place[value] + shift, mean, half) for value, mean, half in line], i)
+        axes.set_xticks([place[value] for value in values], [str(value) for value in values])
+        axes.set_title(spot.replace(", ", "\n"), fontsize=SMALL)
+        _label_accuracy(axes, axis)
+        axes.label_outer()
+    handles = {label: handle for axes in drawn for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    _legend(figure, [handles[label] for label in labels])
     return figure
+
+
+def _draw_line(axes: Axes, label: str, line: list[tuple[float, float, float]], i: int) -> None:
+    x, mean, half = np.array(line).T
+    style: dict[str, Any] = {"color": _colour(i), "linestyle": _dash(i), "marker": "o", "markersize": 4, "linewidth": 1.5, "capsize": 3}
+    axes.errorbar(x, 100 * mean, yerr=100 * np.nan_to_num(half), label=label, **style)
 
 
 def _label_accuracy(axes: Axes, xlabel: str) -> None:

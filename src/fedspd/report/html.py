@@ -35,7 +35,7 @@ def page(comparison: Comparison, common: Mapping[str, Figure], by_point: Mapping
         _main_table(comparison),
         _gallery(common, comparison.example.label),
         *(_details(place, _gallery(shown, place)) for place, shown in by_point.items()),
-        "<h2>Clients</h2>" + _details("Accuracy of every client, mean over seeds (%)", _client_table(comparison)),
+        "<h2>Clients</h2>" + _details("Accuracy of every client (%)", _client_table(comparison)),
         "<h2>What was compared</h2>" + _what(comparison),
         "<h2>To repeat it</h2>" + _commands(comparison.runs),
     ]
@@ -67,8 +67,9 @@ def _best(comparison: Comparison) -> str:
     known = [row for row in comparison.rows if row.accuracy.mean is not None]
     if not known:
         return ""
-    best = max(known, key=lambda row: row.accuracy.mean or 0.0)
-    return f"Highest accuracy: {best.label}, {tables.with_interval(best.accuracy)} %."
+    highest = max(row.accuracy.mean or 0.0 for row in known)
+    best = [row for row in known if tables.alike(row.accuracy.mean or 0.0, highest)]
+    return f"Highest accuracy: {' and '.join(row.label for row in best)}, {tables.with_interval(best[0].accuracy)} %."
 
 
 def _remarks(comparison: Comparison) -> str:
@@ -124,16 +125,20 @@ def _direction(difference: Interval | None) -> str:
 
 
 def _client_table(comparison: Comparison) -> str:
-    head = ["<th>client</th>"] + [f"<th>{escape(row.label)}</th>" for row in comparison.rows]
-    count = max(len(seed) for row in comparison.rows for seed in row.clients)
-    rows = [[f"<th scope=row>{i}</th>", *(f"<td>{_client(row, i)}</td>" for row in comparison.rows)] for i in range(count)]
+    """Another seed is another split: its client 0 is somebody else."""
+    head = ["<th>seed</th>", "<th>client</th>"] + [f"<th>{escape(row.label)}</th>" for row in comparison.rows]
+    scores = [dict(zip(row.seeds, row.clients, strict=True)) for row in comparison.rows]
+    sizes = {seed: max(len(of[seed]) for of in scores if seed in of) for seed in sorted({seed for of in scores for seed in of})}
+    rows = [
+        [f"<th>{seed}</th>", f"<th scope=row>{i}</th>", *(f"<td>{_client(of.get(seed, []), i)}</td>" for of in scores)]
+        for seed, size in sizes.items()
+        for i in range(size)
+    ]
     return _table(head, rows)
 
 
-def _client(row: Row, client: int) -> str:
-    scores = [seed[client] for seed in row.clients if client < len(seed)]
-    known = [score for score in scores if score is not None]
-    return tables.percent(sum(known) / len(known) if known else None)
+def _client(scores: list[float | None], client: int) -> str:
+    return tables.percent(scores[client] if client < len(scores) else None)
 
 
 # ---- figures

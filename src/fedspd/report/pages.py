@@ -137,8 +137,8 @@ def _comparison_figures(comparison: Comparison) -> Figures:
     """Of a sweep the accuracy along each axis; the curves, if they are few; then the graph and the mixtures of one run."""
     made: Figures = {}
     for axis in comparison.axes:
-        drawn = _drawable(lines(comparison, axis))
-        if any(len(line) > 1 for line in drawn.values()):
+        drawn = {place: panel for place, found in lines(comparison, axis).items() if (panel := _drawable(found))}
+        if any(len(line) > 1 for panel in drawn.values() for line in panel.values()):
             made[f"accuracy-by-{axis}"] = figures.accuracy_by_value(axis, drawn)
     if _few(comparison):
         made |= _curves({row.label: row for row in comparison.rows})

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,14 @@ COLUMNS = [
     ),
     Column("test loss", "mean over clients, then over seeds", _loss, lambda row: row.test_loss.mean, min, in_terminal=False),
     Column(
+        "purity",
+        "share of the examples in the cluster that stands for their true distribution; with two distributions 0.5 is chance",
+        lambda row: MISSING if row.purity is None else f"{row.purity:.2f}",
+        lambda row: row.purity,
+        max,
+        in_terminal=False,
+    ),
+    Column(
         "newcomers",
         "accuracy of the clients that took no part in training and joined after it",
         lambda row: with_interval(row.newcomers),
@@ -133,17 +142,28 @@ def marked(comparison: Comparison, row: Row, column: Column) -> bool:
     if column.best is None:
         return False
     peers = [column.number(other) for other in comparison.rows if other.point == row.point]
-    known = [number for number in peers if number is not None]
-    return len(set(known)) > 1 and column.number(row) == column.best(known)
+    known, own = [number for number in peers if number is not None], column.number(row)
+    return own is not None and not alike(min(known), max(known)) and alike(own, column.best(known))
+
+
+def alike(one: float, other: float) -> bool:
+    """Records have nine digits: sums of the same numbers in another order may differ in the last one."""
+    return math.isclose(one, other, rel_tol=1e-7, abs_tol=1e-9)
 
 
 def places(comparison: Comparison, row: Row) -> list[str]:
     return [str(row.point.get(axis, MISSING)) for axis in comparison.axes]
 
 
-def terminal(comparison: Comparison) -> Table:
-    shown = Table(title="Test accuracy, and what it cost (best in bold)", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+def terminal(comparison: Comparison, fits: Callable[[Table], bool]) -> Table:
+    """As many columns as fit, but the accuracy at least; the report has all of them."""
     kept = [column for column in columns(comparison) if column.in_terminal]
+    tables = (_terminal(comparison, kept[:count]) for count in range(len(kept), 1, -1))
+    return next((table for table in tables if fits(table)), _terminal(comparison, kept[:2]))
+
+
+def _terminal(comparison: Comparison, kept: list[Column]) -> Table:
+    shown = Table(title="Test accuracy, and what it cost", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for title in [*comparison.axes, "method"]:
         shown.add_column(title.rpartition(".")[2], no_wrap=True)
     for column in kept:
