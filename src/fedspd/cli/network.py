@@ -78,12 +78,21 @@ def join(
     listen: node.Listen = None,
     status_port: node.StatusPort = 0,
     log: node.Log = node.LogFormat.human,
+    insecure_plaintext: node.Plaintext = False,
 ) -> None:
     """Run a node that was added, between running ones: it takes their models and takes part from the next round."""
     with node.running(log):
         from fedspd.node import start
 
-        start.run(bundle, data=data, state=state, listen=listen, status_port=status_port, joining=True)
+        start.run(
+            bundle,
+            data=data,
+            state=state,
+            listen=listen,
+            status_port=status_port,
+            insecure_plaintext=insecure_plaintext,
+            joining=True,
+        )
 
 
 @app.command()

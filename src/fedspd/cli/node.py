@@ -27,6 +27,7 @@ class LogFormat(StrEnum):
 
 
 Log = Annotated[LogFormat, typer.Option(help="lines for people, or one JSON object a line")]
+Plaintext = Annotated[bool, typer.Option("--insecure-plaintext", help="only for a network created so: no encryption, no identity")]
 
 
 @app.command(epilog="Exit codes: 0 done, or left as told; 1 failed; 2 refused (bundle, data, folder, disk).")
@@ -37,9 +38,7 @@ def run(
     listen: Listen = None,
     status_port: StatusPort = 0,
     log: Log = LogFormat.human,
-    insecure_plaintext: Annotated[
-        bool, typer.Option("--insecure-plaintext", help="only for a network created so: no encryption, no identity")
-    ] = False,
+    insecure_plaintext: Plaintext = False,
 ) -> None:
     """Train with the neighbours until every round is done. SIGTERM finishes the step, commits and leaves."""
     with running(log):

@@ -91,6 +91,7 @@ def accuracy_by_value(axis: str, panels: dict[str, dict[str, Line]]) -> Figure:
             shift = (i - (len(labels) - 1) / 2) * gap
             _draw_line(axes, label, [(place[value] + shift, mean, half) for value, mean, half in line], i)
         axes.set_xticks([place[value] for value in values], [str(value) for value in values])
+        axes.set_xlim(min(place.values()) - len(labels) * gap, max(place.values()) + len(labels) * gap)
         axes.set_title(spot.replace(", ", "\n"), fontsize=SMALL)
         _label_accuracy(axes, axis)
         axes.label_outer()
