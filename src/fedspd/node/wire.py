@@ -155,7 +155,6 @@ def _announcement(rules: Rules, raw: pb.Announcement) -> Announcement:
     if not all(math.isfinite(weight) and weight >= 0 for weight in raw.weights):
         raise Broken("weights", f"the weights are {_short(str(list(raw.weights)))}: expected finite numbers, none below 0.")
     _within("degree", raw.degree, 0, LARGEST)
-    _within("note", raw.note, 0, LARGEST**2)  # (a client, hops) in one number
     clusters, weights, wants = tuple(raw.clusters), tuple(raw.weights), tuple(raw.wants)
     return Announcement(raw.round, raw.exchange, clusters, weights, wants, raw.note, raw.degree)
 
