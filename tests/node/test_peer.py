@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -232,18 +232,20 @@ def test_a_slow_neighbour_is_waited_for(tmp_path: Path) -> None:
     ]
 
 
+async def with_a_newcomer(plant: Plant, first: Callable[[], None] = lambda: None) -> None:
+    """Node 5 joins five that have begun, as a neighbour of three of them; `first` happens before it asks for their models."""
+    tasks = [asyncio.create_task(plant.live(i)) for i in range(5)]
+    await reaches(plant, 1, 3)
+    plant.links[5] = [0, 1, 2]
+    for peer in list(plant.peers.values())[:3]:
+        peer.talk.transport.manifest = dataclasses.replace(peer.talk.transport.manifest, members=plant.listed())  # type: ignore[attr-defined]
+    first()
+    await asyncio.gather(plant.live(5), *tasks)
+
+
 def test_a_newcomer_takes_its_neighbours_models_and_takes_part(tmp_path: Path) -> None:
     plant = Plant(config_of(rounds=25), tmp_path)
-
-    async def with_a_newcomer() -> None:
-        tasks = [asyncio.create_task(plant.live(i)) for i in range(5)]
-        await reaches(plant, 1, 3)
-        plant.links[5] = [0, 1, 2]
-        for peer in list(plant.peers.values())[:3]:
-            peer.talk.transport.manifest = dataclasses.replace(peer.talk.transport.manifest, members=plant.listed())  # type: ignore[attr-defined]
-        await asyncio.gather(plant.live(5), *tasks)
-
-    together(with_a_newcomer())
+    together(with_a_newcomer(plant))
     rounds = plant.rounds(5)
     assert rounds[0] >= 3
     assert rounds[-1] == 25
@@ -257,18 +259,12 @@ def test_a_newcomer_takes_its_neighbours_models_and_takes_part(tmp_path: Path) -
 def test_a_newcomer_does_without_a_neighbour_that_gives_it_too_few_clusters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plant = Plant(config_of(rounds=25), tmp_path)
 
-    async def with_a_newcomer() -> None:
-        tasks = [asyncio.create_task(plant.live(i)) for i in range(5)]
-        await reaches(plant, 1, 3)
-        plant.links[5] = [0, 1, 2]
-        for peer in list(plant.peers.values())[:3]:
-            peer.talk.transport.manifest = dataclasses.replace(peer.talk.transport.manifest, members=plant.listed())  # type: ignore[attr-defined]
+    def give_one_cluster() -> None:
         shares = plant.peers[0].talk._shared
         plant.peers[0].talk._shared = lambda request: Offer((0,), shares(request).model_KP[:1])  # type: ignore[method-assign]
-        await asyncio.gather(plant.live(5), *tasks)
 
     with caplog.at_level("INFO"):
-        together(with_a_newcomer())
+        together(with_a_newcomer(plant, give_one_cluster))
     assert "n0: it gives a newcomer the clusters [0]: expected [0, 1]." in caplog.text
     assert "joined with the models of 2 neighbours" in caplog.text
     assert plant.events(5)[-1]["event"] == "final"
