@@ -12,7 +12,8 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -128,10 +129,8 @@ def _claim(todo: Sequence[Job], folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and _vacant(folder)):
         raise RecordError(f"The folder '{folder}' exists and is no comparison: give another one with --out.")
     for job in {(repr(job.point), job.config.seed): job for job in todo}.values():
-        try:
+        with _named(job):
             build(job.config)  # what can be refused is refused before there is a folder
-        except FedspdError as error:
-            raise _of_run(job, error) from None
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
     Record(folder).write("compare.json", content)
@@ -142,9 +141,13 @@ def _vacant(folder: Path) -> bool:
     return all(path.name.startswith(".compare.json.draft-") for path in folder.iterdir())
 
 
-def _of_run(job: Job, error: FedspdError) -> FedspdError:
-    """The same error, with the name of the run before it."""
-    return type(error)(f"In the run '{job.name}': {error}")
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """An error says in which run it came up."""
+    try:
+        yield
+    except FedspdError as error:
+        raise type(error)(f"In the run '{job.name}': {error}") from None
 
 
 def _run(job: Job, folder: Path, workers: int, listener: experiment.Listener) -> None:
@@ -154,10 +157,8 @@ def _run(job: Job, folder: Path, workers: int, listener: experiment.Listener) ->
 
 def _run_in_turn(waiting: Sequence[Job], folder: Path, workers: int, listener: Listener) -> None:
     for job in waiting:
-        try:
+        with _named(job):
             _run(job, folder / job.name, workers, partial(listener, job))
-        except FedspdError as error:
-            raise _of_run(job, error) from None
         listener(job, _finished(job))
 
 
@@ -214,10 +215,11 @@ def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
     try:
-        _run(job, folder, workers, lambda event: pipe.send(brief(event)))
+        with _named(job):
+            _run(job, folder, workers, lambda event: pipe.send(brief(event)))
         pipe.send(_finished(job))
     except FedspdError as error:
-        pipe.send(_of_run(job, error))
+        pipe.send(error)
     except Exception:
         pipe.send(WorkerError(f"The run '{job.name}' failed:\n{traceback.format_exc()}"))
 
