@@ -29,6 +29,10 @@ def legend(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+def note(figure: Figure) -> str:
+    return figure.legends[0].get_title().get_text()
+
+
 def wedges(figure: Figure) -> list[PatchCollection]:
     """The white ground, then the discs, then the rings."""
     return [c for c in figure.axes[0].collections if isinstance(c, PatchCollection)]
@@ -45,6 +49,18 @@ def test_accuracy_is_a_line_and_a_band_per_method_in_percent() -> None:
     band = axes.collections[0].get_paths()[0].vertices
     assert sorted({round(float(y)) for y in band[:, 1]}) == [40, 60, 85, 95]
     assert legend(figure) == ["fedspd", "local"]
+    assert note(figure) == "band: 95 % interval over seeds"
+
+
+def test_the_band_of_a_single_run_is_over_its_clients() -> None:
+    figure = figures.accuracy_by_round({"fedspd": ([1, 2], [0.5, 0.9], [0.1, 0.05])}, spread=figures.OVER_CLIENTS)
+    assert note(figure) == "band: standard deviation over clients"
+
+
+def test_where_there_is_no_band_nothing_is_said_of_it() -> None:
+    assert note(figures.accuracy_by_round({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
+    assert note(figures.accuracy_by_bytes({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
+    assert note(figures.accuracy_by_value("clusters", {"": {"fedspd": [(1, 0.5, 0.0), (2, 0.6, 0.0)]}})) == ""
 
 
 def test_accuracy_marks_what_the_final_phase_brings_after_the_last_round() -> None:
@@ -255,3 +271,4 @@ def test_a_method_has_one_colour_in_all_panels_and_intervals_stand_beside_each_o
     assert len(set(places)) == 2
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["fedspd", "local"]
+    assert note(figure) == "bar: 95 % interval over seeds"

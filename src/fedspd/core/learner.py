@@ -54,7 +54,6 @@ class Slot(NamedTuple):
     owner: nn.Module
     name: str
     start: int
-    size: int
     view: Tensor
     integer: bool
 
@@ -137,7 +136,7 @@ class Learner:
         integer = not buffer.is_floating_point()
         if not integer:
             owner._buffers[name] = view
-        return Slot(owner, name, start, buffer.numel(), view, integer)
+        return Slot(owner, name, start, view, integer)
 
     def load(self, model_P: Tensor) -> None:
         self.flat.copy_(model_P)

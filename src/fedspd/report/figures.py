@@ -38,6 +38,7 @@ GREY, PALE = "#999999", "#BBBBBB"
 WIDTH = 5.0  # inches: a column of a paper
 TEXT, SMALL = 9, 8  # points
 LEGEND = 84  # letters in a line of the legend, the sample of each entry being 6
+OVER_SEEDS, OVER_CLIENTS = "95 % interval over seeds", "standard deviation over clients"  # what a band or bar shows
 EDGE = 1.15  # layouts fill the square from -1 to 1
 
 PIES_AT_MOST = 300  # more clients than this are drawn as dots
@@ -46,8 +47,8 @@ CAREFUL_LAYOUT_AT_MOST = 100  # Kamada-Kawai takes time cubic in the clients
 _settings = threading.Lock()
 
 
-def accuracy_by_round(curves: dict[str, Curve], final: dict[str, tuple[float, float]] | None = None) -> Figure:
-    """curves: method -> rounds, mean over clients, spread; final: method -> mean and spread after the final phase."""
+def accuracy_by_round(curves: dict[str, Curve], final: dict[str, tuple[float, float]] | None = None, spread: str = OVER_SEEDS) -> Figure:
+    """curves: method -> rounds, mean, spread; final: method -> mean and spread after the final phase; spread: what it is."""
     figure, (axes,) = _panels("Accuracy by round")
     rounds = [round for curve in curves.values() for round in curve[0]]
     for i, (method, curve) in enumerate(curves.items()):
@@ -61,7 +62,7 @@ def accuracy_by_round(curves: dict[str, Curve], final: dict[str, tuple[float, fl
     handles = list(axes.get_legend_handles_labels()[0])
     if final:
         handles.append(Line2D([], [], color=GREY, marker="D", markersize=4, linestyle="", label="after the final phase"))
-    _legend(figure, handles)
+    _legend(figure, handles, _bands(curves, spread))
     return figure
 
 
@@ -73,8 +74,12 @@ def accuracy_by_bytes(curves: dict[str, Curve]) -> Figure:
             sent, mean, spread = sent[-1:], mean[-1:], spread and spread[-1:]
         _draw_curve(axes, method, ([count / 1e6 for count in sent], mean, spread), i)
     _label_accuracy(axes, "Megabytes sent by all clients")
-    _legend(figure, list(axes.get_legend_handles_labels()[0]))
+    _legend(figure, list(axes.get_legend_handles_labels()[0]), _bands(curves, OVER_SEEDS))
     return figure
+
+
+def _bands(curves: dict[str, Curve], spread: str) -> str | None:
+    return f"band: {spread}" if any(curve[2] is not None for curve in curves.values()) else None
 
 
 def accuracy_by_value(axis: str, panels: dict[str, dict[str, Line]]) -> Figure:
@@ -96,7 +101,8 @@ def accuracy_by_value(axis: str, panels: dict[str, dict[str, Line]]) -> Figure:
         _label_accuracy(axes, axis)
         axes.label_outer()
     handles = {label: handle for axes in drawn for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    _legend(figure, [handles[label] for label in labels])
+    barred = any(half for lines in panels.values() for line in lines.values() for _, _, half in line)
+    _legend(figure, [handles[label] for label in labels], f"bar: {OVER_SEEDS}" if barred else None)
     return figure
 
 

@@ -47,7 +47,7 @@ def write_figures(runs: list[Path], folder: Path) -> list[Path]:
     made: Figures = {}
     if scores:
         ends = {name: (finals[name]["accuracy"]["mean"], finals[name]["accuracy"]["std"]) for name in scores}
-        made["accuracy-by-round"] = figures.accuracy_by_round({n: c for n, c in curves.items() if n in scores}, ends)
+        made["accuracy-by-round"] = figures.accuracy_by_round({n: c for n, c in curves.items() if n in scores}, ends, figures.OVER_CLIENTS)
         made["clients"] = figures.client_boxes(scores)
     return _save(made | _network_and_mixtures(next(iter(records.values()))), folder)
 
