@@ -4,6 +4,7 @@ Shapes: N clients, K models offered by each, M clusters wanted by each, P number
 """
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedspd.core.exchange import Exchange, Neighbourhood, mixing_matrix
 from fedspd.core.graph import Graph
+from fedspd.core.ledger import NOTHING
 
 seeds = st.integers(0, 2**32)
 rules = st.sampled_from(["uniform", "metropolis", "examples"])
@@ -191,3 +193,18 @@ def test_heard_yields_the_models_of_others_with_their_notes():
     )
     heard = [(other.client, other.note, other.cluster, other.model_P.item()) for other in Neighbourhood.of(graph, [1], offers).heard(0)]
     assert heard == [(0, 5, 0, 0.0), (2, 7, 0, 2.0)]
+
+
+def test_what_a_client_does_not_want_or_nobody_gave_is_not_heard():
+    """Client 2 takes part in the exchange without a model: it announced one, but nothing came of it."""
+    graph = Graph.from_edges(3, [(0, 1), (0, 2)])
+    offers = everyone_offers([0, 1, NOTHING], torch.ones(3, 1))
+    assert list(Neighbourhood.of(graph, [0], offers).heard(0)) == []
+    listening = replace(offers, want_CM=torch.tensor([[0, 1], [1, NOTHING], [0, NOTHING]]))
+    assert [(other.client, other.cluster) for other in Neighbourhood.of(graph, [0], listening).heard(0)] == [(1, 1)]
+
+
+def test_a_newcomer_hears_whatever_there_is():
+    graph = Graph.from_edges(3, [(0, 2), (1, 2)])
+    offers = everyone_offers([0, 1], torch.ones(2, 1))
+    assert [other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).heard(0)] == [0, 1]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedspd.build import build
-from fedspd.config import as_dict, validate
+from fedspd.config import Base, as_dict, validate
 from fedspd.core.errors import Refused, TransportError
+from fedspd.core.ledger import NOTHING
 from fedspd.engines.block import BlockRunner
 from fedspd.node.journal import Journal
 from fedspd.node.manifest import Manifest, Member
@@ -21,32 +22,33 @@ from fedspd.node.place import Place
 from fedspd.node.transport import Announcement, Hello, Offer, Request
 
 ROUNDS = 12
-CONFIG = validate({"method": "fedavg", "clients": 3, "clusters": 1, "rounds": ROUNDS, "data": {"name": "digits", "examples": 30},
-                   "topology": {"kind": "complete"}, "model": {"name": "linear"}})  # fmt: skip
+COMMON = {"clients": 3, "rounds": ROUNDS, "data": {"name": "digits", "examples": 30}, "topology": {"kind": "complete"},
+          "model": {"name": "linear"}}  # fmt: skip
 PATIENCE = Patience(start=60, least=1, most=3, beat=0.1, silence=30, leave=0.2)
-EXPERIMENT = build(CONFIG)
 MEMBERS = tuple(Member(f"n{i}", i, f"host:{7000 + i}", tuple(f"n{j}" for j in range(3) if j != i), i + 1) for i in range(3))
-MANIFEST = Manifest(
-    "0" * 32,
-    False,
-    as_dict(CONFIG),
-    EXPERIMENT.federation.shape,
-    EXPERIMENT.federation.classes,
-    EXPERIMENT.plan.learner.size,
-    "float32",
-    MEMBERS,
-)
+
+
+def manifest_of(config: Base) -> Manifest:
+    experiment = build(config)
+    federation, size = experiment.federation, experiment.plan.learner.size
+    return Manifest("0" * 32, False, as_dict(config), federation.shape, federation.classes, size, "float32", MEMBERS)
+
+
+FEDAVG = manifest_of(validate({**COMMON, "method": "fedavg", "clusters": 1}))
+FEDSPD = manifest_of(validate({**COMMON, "method": "fedspd", "clusters": 2, "fedspd": {"align_every": 2}}))
 HONEST = Announcement(1, 0, (0,), (30.0,), (0,), 0, 2)
 
 
 class Liar:
     """Node 2 says hello like the others, and then whatever the test wants."""
 
+    manifest = FEDAVG
+
     def __init__(self, says: Callable[[int], Announcement], gives: Callable[[Request], Offer]) -> None:
         self.says, self.gives, self.round = says, gives, 1
 
     def hello(self, sender: str, said: Hello) -> Hello:
-        return Hello(MANIFEST.agreement, self.round, "host:7002")
+        return Hello(self.manifest.agreement, self.round, "host:7002")
 
     def announced(self, sender: str, announcement: Announcement) -> None:
         self.round = max(self.round, announcement.round)
@@ -55,7 +57,7 @@ class Liar:
         return self.gives(request)
 
     async def live(self, network: Network) -> None:
-        transport = MemoryTransport(network, MANIFEST, "n2")
+        transport = MemoryTransport(network, self.manifest, "n2")
         await transport.start(self)
         while True:
             for name in ("n0", "n1"):
@@ -67,17 +69,17 @@ class Liar:
             await asyncio.sleep(0.02)
 
 
-def peer(i: int, network: Network, folder: Path) -> Peer:
+def peer(i: int, network: Network, manifest: Manifest, folder: Path) -> Peer:
     near = {f"n{j}": j for j in range(3) if j != i}
-    place = Place(f"n{i}", i, f"host:{7000 + i}", near, MANIFEST.agreement, ROUNDS, "uniform", 1)
-    journal = Journal(folder / place.name, {"network": MANIFEST.network, "node": place.name, "agreement": MANIFEST.agreement})
-    runner = BlockRunner(build(CONFIG).plan.part(range(i, i + 1)))
-    return Peer(place, runner, journal, MemoryTransport(network, MANIFEST, place.name), PATIENCE)
+    place = Place(f"n{i}", i, f"host:{7000 + i}", near, manifest.agreement, ROUNDS, "uniform", 1)
+    journal = Journal(folder / place.name, {"network": manifest.network, "node": place.name, "agreement": manifest.agreement})
+    runner = BlockRunner(build(validate(manifest.config)).plan.part(range(i, i + 1)))
+    return Peer(place, runner, journal, MemoryTransport(network, manifest, place.name), PATIENCE)
 
 
 async def two_honest(liar: Liar, folder: Path) -> list[Peer]:
     network: Network = {}
-    honest = [peer(i, network, folder) for i in range(2)]
+    honest = [peer(i, network, liar.manifest, folder) for i in range(2)]
     with ThreadPoolExecutor(1) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
         lying = asyncio.create_task(liar.live(network))
@@ -135,3 +137,15 @@ def test_a_neighbour_that_refuses_to_be_told_is_waited_for_only_so_often(tmp_pat
         waits = [event["seconds"]["waiting"] for event in one.journal.record.events() if event["event"] == "round"]
         assert len(waits) == ROUNDS
         assert sum(seconds > PATIENCE.least for seconds in waits) <= CHANCES + 1
+
+
+class InFedSPD(Liar):
+    manifest = FEDSPD
+
+
+def test_a_neighbour_that_announces_no_cluster_does_not_lead_the_labels(tmp_path: Path) -> None:
+    """With the lowest note of all, but no model that labels could be matched with."""
+    nobody = InFedSPD(lambda t: at(t, clusters=(NOTHING,), weights=(1.0,), note=-5), refuse)
+    for one in asyncio.run(two_honest(nobody, tmp_path)):
+        assert [event["round"] for event in one.journal.record.events() if event["event"] == "round"] == list(range(1, ROUNDS + 1))
+        assert one.runner.state.note_C.tolist() == [one.place.client]  # 0 follows itself, 1 follows 0 from one hop away

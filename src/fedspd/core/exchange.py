@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedspd.core.graph import Graph, LinkRule
 from fedspd.core.learner import one_thread
+from fedspd.core.ledger import NOTHING
 from fedspd.core.robust import ROBUST
 
 AT_ONCE = 1 << 24  # numbers that a robust mean looks at together
@@ -89,15 +90,22 @@ class Neighbourhood:
         return torch.where(mean.heard_CM[:, :, None], mean.model_CMP, centers_CSP)
 
     def heard(self, c: int) -> Iterator[Heard]:
-        """The models that client c of the block received from others."""
-        offers = self.offers
+        """The models that client c of the block received from others: those of the clusters that it wants."""
+        offers, wants = self.offers, self._wants(int(self.clients[c]))
         low, high = np.searchsorted(self.hearer_H, [0, 1] if self.alike else [c, c + 1])
         for n in self.sender_H[low:high]:
             if self.sender_ids[n] == self.clients[c]:
                 continue
             note = 0 if offers.note_C is None else int(offers.note_C[n])
-            for k in range(offers.cluster_CK.shape[1]):
-                yield Heard(int(self.sender_ids[n]), note, int(offers.cluster_CK[n, k]), offers.model_CKP[n, k])
+            for k, cluster in enumerate(offers.cluster_CK[n].tolist()):
+                if cluster in wants:
+                    yield Heard(int(self.sender_ids[n]), note, cluster, offers.model_CKP[n, k])
+
+    def _wants(self, client: int) -> set[int]:
+        """A newcomer, which is not among those heard from, wants whatever there is."""
+        own = self.sender_ids == client
+        said = self.offers.want_CM[torch.from_numpy(own)] if own.any() else self.offers.cluster_CK
+        return set(said.flatten().tolist()) - {NOTHING}
 
 
 def keyed_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
