@@ -99,6 +99,27 @@ def test_the_front_needs_two_witnesses_where_there_are_two(watch: Watch) -> None
     assert watch.front() == 7
 
 
+def test_a_lone_witness_is_believed_when_no_other_has_come_for_as_long_as_a_network_takes_to_start(watch: Watch, clock: Clock) -> None:
+    watch.sign_of_life("b", 3)
+    clock.now = PATIENCE.start - 1
+    watch.sign_of_life("a", 9)
+    assert watch.front() == 0  # c may only be late, b was there a while ago
+    clock.now += 1
+    watch.sign_of_life("a", 9)
+    assert watch.front() == 9
+    watch.sign_of_life("c", 4)
+    assert watch.front() == 4  # c is there again: two witnesses, as ever
+
+
+def test_a_shorter_hope_believes_sooner(clock: Clock) -> None:
+    watch = Watch(PATIENCE, {"a": 0, "b": 1}, clock, hope=PATIENCE.least)
+    watch.sign_of_life("a", 9)
+    assert watch.front() == 0
+    clock.now = PATIENCE.least
+    watch.sign_of_life("a", 9)
+    assert watch.front() == 9
+
+
 def test_what_a_process_slept_through_is_nobodys_silence() -> None:
     clock = Attention()
     before = clock()

@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -256,6 +258,15 @@ def test_a_newcomer_takes_its_neighbours_models_and_takes_part(tmp_path: Path) -
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedem", "fedsoft", "ifca", "pfedme", "local"])
+def test_a_newcomer_joins_whatever_its_method_shares(tmp_path: Path, method: str) -> None:
+    """One model, all clusters, or nothing; clusters = 2 by default, whether or not the method has any."""
+    plant = Plant(config_of(method, clusters=2, rounds=20, model={"name": "linear"}, sgd={"epochs": 1}), tmp_path)
+    together(with_a_newcomer(plant))
+    assert plant.rounds(5)[0] >= 3
+    assert plant.events(5)[-1]["event"] == "final"
+
+
 def test_a_newcomer_does_without_a_neighbour_that_gives_it_too_few_clusters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plant = Plant(config_of(rounds=25), tmp_path)
 
@@ -268,6 +279,46 @@ def test_a_newcomer_does_without_a_neighbour_that_gives_it_too_few_clusters(tmp_
     assert "n0: it gives a newcomer the clusters [0]: expected [0, 1]." in caplog.text
     assert "joined with the models of 2 neighbours" in caplog.text
     assert plant.events(5)[-1]["event"] == "final"
+
+
+def test_a_newcomer_with_one_neighbour_of_two_begins_in_its_round(tmp_path: Path) -> None:
+    plant = Plant(config_of("fedavg", clients=2, rounds=40, topology={"kind": "complete"}, sgd={"epochs": 1}), tmp_path)
+
+    async def one_of_two() -> None:
+        tasks = [asyncio.create_task(plant.live(i)) for i in range(2)]
+        await reaches(plant, 0, 5)
+        plant.kill(1, tasks[1])
+        plant.links[2] = [0, 1]
+        plant.peers[0].talk.transport.manifest = dataclasses.replace(plant.manifest(), members=plant.listed())  # type: ignore[attr-defined]
+        await asyncio.gather(plant.live(2), tasks[0])
+
+    together(one_of_two())
+    assert plant.rounds(2)[0] >= 5
+    assert plant.rounds(2)[-1] == 40
+
+
+def test_one_that_comes_back_to_its_only_living_neighbour_goes_to_its_round(tmp_path: Path) -> None:
+    """Of a ring's two neighbours one is gone for good. It lags at first: that one might only be late, and the other lie."""
+    plant = Plant(config_of("fedavg", clients=3, rounds=70, model={"name": "linear"}, sgd={"epochs": 1}), tmp_path)
+    brief = Patience(start=1.0, least=0.1, most=0.3, beat=0.05, silence=0.6, leave=0.2)
+
+    def slow(i: int) -> Coroutine[Any, Any, None]:
+        peer = plant.start(i, brief)
+        start = peer.runner.start_round
+        peer.runner.start_round = lambda round: (time.sleep(0.03), start(round))[1]  # type: ignore[method-assign, func-returns-value]
+        return peer.live()
+
+    async def behind() -> None:
+        tasks = [asyncio.create_task(slow(i)) for i in range(2)]
+        await reaches(plant, 1, 3)
+        plant.kill(1, tasks[1])
+        await reaches(plant, 0, 45)
+        await asyncio.gather(slow(1), tasks[0])
+
+    together(behind())
+    last = [event for event in plant.events(1) if event["event"] == "round"][-1]
+    assert max(later - round for round, later in pairwise(plant.rounds(1))) > 5
+    assert (last["round"], last["heard"]) == (70, ["n0"])
 
 
 def test_a_newcomer_that_is_asked_to_leave_while_it_waits_leaves(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ class Conversation:
     def __init__(self, place: Place, runner: BlockRunner, transport: Transport, patience: Patience) -> None:
         self.place, self.runner, self.transport = place, runner, transport
         self.clock = Attention()
-        self.watch = Watch(patience, place.neighbours, self.clock)
+        hope = patience.least if place.newcomer else patience.start  # a newcomer depends on whoever is there anyway
+        self.watch = Watch(patience, place.neighbours, self.clock, hope)
         self.inbox = Inbox()
         self.offers: dict[Moment, Exchange] = {}
         self.moment: Moment = (0, 0)
@@ -131,13 +132,12 @@ class Conversation:
             task.cancel()
         return {name: answer for name, (answer, _) in heard.items()}
 
-    async def fetch_shared(self, name: str) -> Offer | None:
-        """What a neighbour gives to a newcomer: all clusters, or it is of no use."""
-        plan = self.runner.plan
-        request = Request(0, JOINING, tuple(range(max(1, plan.algorithm.clusters))), plan.learner.size)
+    async def fetch_shared(self, name: str, clusters: tuple[int, ...]) -> Offer | None:
+        """What a neighbour gives to a newcomer: all these clusters, or it is of no use."""
+        request = Request(0, JOINING, clusters, self.runner.plan.learner.size)
         offer = await self._persistently(name, lambda: self.transport.fetch(name, request, self.watch.patience.most), 2 * CALL)
-        if offer is not None and sorted(offer.clusters) != list(request.wants):
-            self._trouble(name, Rubbish(f"it gives a newcomer the clusters {list(offer.clusters)}: expected {list(request.wants)}."))
+        if offer is not None and sorted(offer.clusters) != sorted(clusters):
+            self._trouble(name, Rubbish(f"it gives a newcomer the clusters {list(offer.clusters)}: expected {list(clusters)}."))
             return None
         return offer
 

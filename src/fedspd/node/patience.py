@@ -51,8 +51,10 @@ class Neighbour:
 class Watch:
     """Who is alive, and when waiting for them ends."""
 
-    def __init__(self, patience: Patience, neighbours: dict[str, int], clock: Callable[[], float]) -> None:
+    def __init__(self, patience: Patience, neighbours: dict[str, int], clock: Callable[[], float], hope: float | None = None) -> None:
+        """`hope`: seconds for which a neighbour that is not there may still come and bear witness; default: as when a network starts."""
         self.patience, self.clock = patience, clock
+        self.hope, self.born = patience.start if hope is None else hope, clock()
         self.neighbours: dict[str, Neighbour] = {}
         for name, client in neighbours.items():
             self.meet(name, client)
@@ -97,7 +99,11 @@ class Watch:
         return min(max(expected, self.patience.least), self.patience.most)
 
     def front(self) -> int:
-        """The round that the living have reached, by two witnesses unless there is only one neighbour: one could lie."""
+        """The round that the living have reached, by two witnesses: one could lie. One is believed where no other is to be hoped for."""
         rounds = sorted((neighbour.round for neighbour in self.living()), reverse=True)
-        needed = min(2, len(self.neighbours))
+        needed = min(2, sum(self._hoped_for(neighbour) for neighbour in self.neighbours.values()))
         return rounds[needed - 1] if len(rounds) >= needed > 0 else 0
+
+    def _hoped_for(self, neighbour: Neighbour) -> bool:
+        since = self.born if neighbour.seen is None else neighbour.seen
+        return self.clock() - since < self.hope or self.alive(neighbour.name)

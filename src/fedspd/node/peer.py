@@ -100,19 +100,26 @@ class Peer:
 
     async def _join(self) -> None:
         """A newcomer's first models come from its neighbours; it takes part from the round that they are in."""
+        clusters = await asyncio.to_thread(self._shared_clusters)
         answers = []
-        for neighbour in self.watch.living():
-            if offer := await self.talk.fetch_shared(neighbour.name):
+        for neighbour in self.watch.living() if clusters else ():
+            if offer := await self.talk.fetch_shared(neighbour.name, clusters):
                 said = Announcement(0, JOINING, offer.clusters, (1.0,) * len(offer.clusters), (), 0, 0)
                 answers.append(Answer(neighbour.client, said, offer))
-        if not answers:
+        if clusters and not answers:
             raise NodeError("No neighbour gave its models to this newcomer: start it again when one of them is up.")
-        await asyncio.to_thread(self._settle, answers)
+        await asyncio.to_thread(self._settle, clusters, answers)
 
-    def _settle(self, answers: list[Answer]) -> None:
-        plan, first = self.runner.plan, answers[0].offer
-        nothing = torch.full((1, len(first.clusters)), NOTHING)
-        asked = Exchange(nothing, torch.zeros_like(first.model_KP)[None], torch.zeros(nothing.shape), nothing)
+    def _shared_clusters(self) -> tuple[int, ...]:
+        """What a node of this method gives to a newcomer; nothing, if its models are nobody else's."""
+        plan = self.runner.plan
+        cluster_CK, _ = plan.algorithm.share(plan.algorithm.begin(plan.learner, plan.train, plan.key))
+        return tuple(cluster_CK[0].tolist())
+
+    def _settle(self, clusters: tuple[int, ...], answers: list[Answer]) -> None:
+        plan, K = self.runner.plan, len(clusters)
+        nothing, no_model = torch.full((1, K), NOTHING), torch.zeros(1, K, plan.learner.size, dtype=plan.learner.dtype)
+        asked = Exchange(nothing, no_model, torch.zeros(1, K), torch.tensor([clusters], dtype=torch.long))
         heard = neighbourhood(self.place.client, asked, answers, len(answers), "uniform")
         self.runner.state = plan.algorithm.join(plan.learner, plan.train, heard, plan.key.at(self.watch.front()))
         log.info("joined with the models of %d neighbours", len(answers))
