@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedspd import models, topology
 from fedspd.config import Base, method_class, method_options
+from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.keys import Key
@@ -44,10 +45,9 @@ def build(config: Base, data: Any = None, model: ModelFactory | None = None) -> 
     federation = _federation(config, data, key)
     if config.clusters > (fewest := int(np.diff(federation.train.start).min())):
         raise ConfigError(f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most one cluster per example.")
-    algorithm = method_class(config)(clusters=config.clusters, **method_options(config))
     examples = federation.train.x, federation.train.y
     trainer = learner(config, federation.shape, federation.classes, examples, model)
-    plan = Plan(algorithm, trainer, *_blocks(config, federation, network), federation.distributions, key)
+    plan = Plan(algorithm(config), trainer, *_blocks(config, federation, network), federation.distributions, key)
     last = config.clients + config.holdout_clients
     newcomers = plan.part(range(config.clients, last)) if config.holdout_clients else None
     return Experiment(config, federation, network, plan.part(range(config.clients)), newcomers)
@@ -74,6 +74,11 @@ def _usual_examples(source: Source, clients: int) -> int:
     return max(2, min(USUAL_EXAMPLES, int(0.8 * len(source.train.y) / clients)))
 
 
+def algorithm(config: Base) -> AnyAlgorithm:
+    made: AnyAlgorithm = method_class(config)(clusters=config.clusters, **method_options(config))
+    return made
+
+
 def learner(
     config: Base,
     shape: tuple[int, ...],
@@ -81,7 +86,7 @@ def learner(
     examples: tuple[Tensor, Tensor] | None = None,
     model: ModelFactory | None = None,
 ) -> Learner:
-    """What trains the config's model on examples of this shape; it is tried on two of `examples`, or of zeros."""
+    """What trains the config's model on examples of this shape; it is tried on two of `examples`, or on zeros without targets."""
     table = config.model
     name = table.name or ("cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp")
     factory = partial(models.build, name, shape, classes, small=table.small, hidden=table.hidden)
@@ -90,7 +95,8 @@ def learner(
     sgd, loss, device = Sgd(**dict(config.sgd)), _loss(config, classes), _device(config)  # type: ignore[attr-defined]
     try:
         made = Learner(factory, sgd, loss, device, getattr(torch, config.dtype))
-        _check_output(made, examples or (torch.zeros(2, *shape), torch.zeros(2)), classes, name)
+        x, y = (torch.zeros(2, *shape), None) if examples is None else (examples[0][:2], examples[1][:2])
+        _check_output(made, x, y, classes, name)
     except FedspdError:
         raise
     except Exception as error:
@@ -99,14 +105,13 @@ def learner(
     return made
 
 
-def _check_output(learner: Learner, examples: tuple[Tensor, Tensor], classes: int, name: str) -> None:
+def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, name: str) -> None:
     """Refuse a model whose output does not go with the targets, before anything is written."""
-    x, y = examples[0][:2], examples[1][:2]
-    expected = (len(y), classes) if classes else tuple(y.shape)
     found = tuple(learner.outputs(learner.flat, x).shape)
+    expected: tuple[int, ...] = (len(x), classes) if classes else found if y is None else tuple(y.shape)
     if found != expected and not (classes and len(found) == 2 and found[1] > classes):
         meaning = "a column for each class" if classes else "the shape of the targets"
-        raise ConfigError(f"model.name = '{name}': its output for 2 examples has shape {found}; expected {expected}, {meaning}.")
+        raise ConfigError(f"model.name = '{name}': its output for {len(x)} examples has shape {found}; expected {expected}, {meaning}.")
 
 
 def _device(config: Base) -> torch.device:

@@ -159,6 +159,24 @@ def test_scores_are_written_where_the_command_says(tmp_path: Path, examples: Pat
     assert line.startswith(f"fedspd: '{tmp_path}/none/y.npz' could not be written (")
 
 
+def test_a_regression_of_several_numbers_is_trained_exported_and_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two_numbers.py").write_text("from torch import nn\n\n\ndef make(shape, classes):\n    return nn.Linear(3, 2)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    own = tmp_path / "own.npz"
+    np.savez(own, x=x, y=x[:, :2])
+    bundle = bundle_of(tmp_path / "plant", data={"name": str(own), "mixture": "iid"}, model={"name": "two_numbers:make"})
+    start.run(bundle, data=str(own))
+    export.export(bundle, tmp_path / "model.safetensors")
+    np.savez(tmp_path / "x.npz", x=x[:5])
+    capsys.readouterr()
+    assert guarded(["node", "predict", "--bundle", str(bundle), "--data", str(tmp_path / "x.npz")]) == 0
+    said = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
+    np.testing.assert_allclose(said, export.predict(bundle, tmp_path / "x.npz"), rtol=1e-5)
+
+
 def test_nothing_is_said_while_a_model_is_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

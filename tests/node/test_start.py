@@ -129,6 +129,23 @@ def test_data_that_do_not_fit(plant: Path, tmp_path: Path, arrays: dict[str, Any
         start.run(plant / "nodes/a", data=data_file(tmp_path, **arrays))
 
 
+def test_a_network_for_data_of_its_nodes_does_not_train_on_others_instead(tmp_path: Path) -> None:
+    """Without [data] a config stands for digits, 8 x 8; the network is for images of 28 x 28."""
+    network.create(validate({"clients": 3, "topology": {"kind": "ring"}}), tmp_path / "plant", example=((1, 28, 28), 10))
+    with pytest.raises(
+        DataError, match=r"takes examples of shape \(1, 28, 28\) for 10 classes, and data.name = 'digits' has others: give .* --data"
+    ):
+        start.run(tmp_path / "plant/nodes/node-0", patience=SOON)
+
+
+def test_a_column_of_targets_is_not_taken_for_numbers(tmp_path: Path) -> None:
+    """The loss of outputs [n] against targets [n, 1] would be that of every pair."""
+    network.create(validate({"clients": 3, "topology": {"kind": "ring"}}), tmp_path / "plant", example=((3,), 0))
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    with pytest.raises(ConfigError, match=r"has shape \(2,\); expected \(2, 1\), the shape of the targets"):
+        start.run(tmp_path / "plant/nodes/node-0", data=data_file(tmp_path, x=x, y=x[:, :1]), patience=SOON)
+
+
 def test_data_of_fewer_classes_than_the_network_are_welcome(plant: Path, tmp_path: Path) -> None:
     start.run(plant / "nodes/a", data=data_file(tmp_path, x=PIXELS, y=np.arange(20) % 3), patience=SOON)
     assert Record(plant / "nodes/a/state").read("result.json")["round"] == 3

@@ -79,19 +79,24 @@ def export(bundle: Bundle, to: Annotated[Path, typer.Option(help="model.onnx or 
 def predict(
     bundle: Bundle,
     data: Annotated[Path, typer.Option(help="an .npz file with the array x")],
-    out: Annotated[Path | None, typer.Option(help="write the scores here, as .npz with the array y; default: print the classes")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="write the scores here, as .npz with the array y; default: print the classes, or a regression's values"),
+    ] = None,
     state: State = None,
 ) -> None:
     """What the node's own model says of some examples."""
     from fedspd.node import export
+    from fedspd.node.start import manifest_of
 
     scores = export.predict(bundle, data, state)
     if out is not None:
         export.write_scores(scores, out)
         print(out)
         return
+    classes = manifest_of(bundle).classes
     for score in scores:
-        print(int(score.argmax()) if score.ndim else f"{float(score):.6g}")
+        print(int(score.argmax()) if classes else " ".join(f"{value:.6g}" for value in score.flatten().tolist()))
 
 
 class JsonLines(logging.Formatter):

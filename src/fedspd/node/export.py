@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedspd.build import learner
-from fedspd.config import method_class, method_options, validate
+from fedspd.build import algorithm, learner
+from fedspd.config import validate
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, MissingExtra, RecordError
 from fedspd.core.keys import Key
@@ -58,8 +58,8 @@ def _without_examples(manifest: Manifest, client: int) -> Plan:
     n = max(2, config.clusters)
     y = torch.zeros(n, dtype=torch.long if manifest.classes else torch.float32)
     block = Block([client], max(config.clients, client + 1), [torch.zeros(n, *manifest.shape)], [y], n)
-    algorithm = method_class(config)(clusters=config.clusters, **method_options(config))
-    return Plan(algorithm, learner(config, manifest.shape, manifest.classes), block, block, [np.zeros(n, np.int64)], 1, Key(config.seed))
+    trainer = learner(config, manifest.shape, manifest.classes)
+    return Plan(algorithm(config), trainer, block, block, [np.zeros(n, np.int64)], 1, Key(config.seed))
 
 
 def own_model(runner: BlockRunner) -> nn.Module:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedspd.build import build, learner
-from fedspd.config import Base, method_class, method_options, validate
+from fedspd.build import algorithm, build, learner
+from fedspd.config import Base, validate
 from fedspd.core.block import Block
 from fedspd.core.errors import DataError
 from fedspd.core.keys import Key
@@ -21,17 +21,22 @@ def plan(manifest: Manifest, client: int, data: str | None) -> Plan:
         return _own(manifest, config, client, resolve(data))
     if client >= config.clients:
         raise DataError("A node that joins a running network brings its own examples: give them with --data.")
-    return build(config).plan.part(range(client, client + 1))
+    experiment = build(config)
+    if (experiment.federation.shape, experiment.federation.classes) != (manifest.shape, manifest.classes):
+        raise DataError(
+            f"This network's model takes examples of shape {manifest.shape} for {_kind(manifest.classes)}, and data.name = "
+            f"'{config.data.name}' has others: give this device's own with --data."
+        )
+    return experiment.plan.part(range(client, client + 1))
 
 
 def _own(manifest: Manifest, config: Base, client: int, source: Source) -> Plan:
     _check_fits(manifest, source)
     if (count := len(source.train.y)) < config.clusters:
         raise DataError(f"'{source.name}' has {count} examples to train on: expected at least {config.clusters}, one for each cluster.")
-    trainer = learner(config, manifest.shape, manifest.classes)
-    algorithm = method_class(config)(clusters=config.clusters, **method_options(config))
     train, test = (_block(examples, client, max(config.clients, client + 1)) for examples in (source.train, source.test))
-    return Plan(algorithm, trainer, train, test, [np.zeros(len(source.train.y), np.int64)], 1, Key(config.seed))
+    trainer = learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
+    return Plan(algorithm(config), trainer, train, test, [np.zeros(count, np.int64)], 1, Key(config.seed))
 
 
 def _check_fits(manifest: Manifest, source: Source) -> None:
@@ -40,8 +45,11 @@ def _check_fits(manifest: Manifest, source: Source) -> None:
             f"'{source.name}' has examples of shape {source.shape}: expected {manifest.shape}, as this network's model takes them."
         )
     if bool(source.classes) != bool(manifest.classes) or source.classes > manifest.classes:
-        found, expected = (f"{count} classes" if count else "a regression" for count in (source.classes, manifest.classes))
-        raise DataError(f"'{source.name}' is data of {found}: this network's model is for {expected}.")
+        raise DataError(f"'{source.name}' is data of {_kind(source.classes)}: this network's model is for {_kind(manifest.classes)}.")
+
+
+def _kind(classes: int) -> str:
+    return f"{classes} classes" if classes else "a regression"
 
 
 def _block(examples: Examples, client: int, network: int) -> Block:
