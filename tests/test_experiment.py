@@ -256,6 +256,12 @@ def test_a_loss_that_is_not_finite_is_an_alarm():
     assert alarms(measures(table, loss=np.nan)) == []
 
 
+def test_of_a_single_client_only_its_own_loss_is_an_alarm():
+    """A node may well have all its examples in one cluster, and its number is not 0 in the network."""
+    assert alarms(measures([[[5, 5], [0, 0]]])) == []
+    assert alarms(measures([[[5, 5], [0, 0]]], loss=np.inf)) == ["The loss is not finite: try a smaller sgd.lr."]
+
+
 # ---- what stays as it was
 
 

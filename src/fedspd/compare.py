@@ -93,7 +93,8 @@ def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         key, value = parse_override(word)
         quoted = word.partition("=")[2].lstrip().startswith(("'", '"'))
         if isinstance(value, str) and "," in value and not quoted:
-            grid[key] = [parse_override(f"{key}={part}")[1] for part in value.split(",")]
+            _, values = parse_override(f"{key}=[{value}]")  # as TOML: a list may be among them; else there are bare words
+            grid[key] = values if isinstance(values, list) else [parse_override(f"{key}={part}")[1] for part in value.split(",")]
         else:
             single.append(word)
     return single, grid

@@ -46,8 +46,10 @@ def measured(measures: Measures) -> Json:
 
 def alarms(measures: Measures) -> list[str]:
     """What a person should look at before believing the numbers."""
-    found = []
-    if len(diverged := np.flatnonzero(_diverged(measures))):
+    found, diverged = [], np.flatnonzero(_diverged(measures))
+    if len(measures.test_loss_C) == 1:  # a node, or a network of one: there is nobody to compare it with
+        return ["The loss is not finite: try a smaller sgd.lr."] if len(diverged) else []
+    if len(diverged):
         found.append(f"The loss is not finite at clients {_some(diverged)}: try a smaller sgd.lr.")
     if measures.table_CSD is not None:
         for s in np.flatnonzero(measures.table_CSD.sum((0, 2)) == 0):

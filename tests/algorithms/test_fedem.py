@@ -130,4 +130,7 @@ def test_a_newcomer_keeps_the_centers_that_it_hears_and_fits_its_mixture_to_them
         pi_S = responsibilities(x, y, np.array([2.0, -1.0]), pi_S).mean(1)
     assert state.centers_CSP.flatten().tolist() == [2.0, -1.0]
     np.testing.assert_allclose(state.mixture_CS[0], pi_S, rtol=1e-12)
+    joint_SE = pi_S[:, None] * np.exp(-((y - np.array([[2.0], [-1.0]]) * x) ** 2) / 2)
+    assert state.loss_C.item() == pytest.approx(-np.log(joint_SE.sum(0)).mean())
+    assert state.assignment_CE.tolist() == [[0, 0, 0, 1]]
     assert pi_S[0] == pytest.approx(0.75, abs=0.05)  # three of its four examples lie on the first line

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -42,6 +43,31 @@ def test_a_comparison_ends_with_a_table_and_a_report_and_repeating_it_runs_nothi
     assert (last["folder"], last["report"], last["notes"]) == ("c", "c/report.html", [])
     means = [Record(Path("c") / f"local,seed={seed}").read("result.json")["accuracy"]["mean"] for seed in (0, 1)]
     assert last["rows"][1]["accuracy"]["mean"] == pytest.approx(sum(means) / 2)
+
+
+def test_a_regression_is_compared_by_its_loss(here, capsys):
+    x = np.random.default_rng(0).normal(size=(300, 3))
+    np.savez("own.npz", x=x, y=x @ [1.0, -2.0, 0.5])
+    own = [*TINY, "data.name=own.npz", "data.mixture=iid", "model.name=linear"]
+    assert guarded(["compare", *own, *TWO, "--out", "c"]) == 0
+    shown = capsys.readouterr().out
+    assert "Test loss, and what it cost" in shown
+    losses = [np.mean(Record(Path("c") / f"local,seed={seed}").read("result.json")["clients"]["test_loss"]) for seed in (0, 1)]
+    assert f" {np.mean(losses):.3g} " in next(line for line in shown.splitlines() if "local" in line)
+    assert guarded(["run", *own, "method=local", "--out", "r", "--workers", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "Test loss over clients" in shown
+    assert f" {losses[0]:.3g} " in next(line for line in shown.splitlines() if "local" in line)
+
+
+def test_an_option_that_is_a_list_can_be_swept(here, capsys):
+    (here / "layers.py").write_text(
+        "from dataclasses import dataclass, field\nfrom fedspd.algorithms.local import Local\n\n\n"
+        "@dataclass(frozen=True)\nclass Layers(Local):\n    widths: list[int] = field(default_factory=list)\n"
+    )
+    words = ["sweep", *TINY, "options.widths=[1],[1,2]", "--methods", "layers:Layers", "--seeds", "1", "--workers", "1", "--out", "s"]
+    assert guarded(words) == 0
+    assert Path("s/figures/accuracy-by-options.widths.png").exists()
 
 
 def test_a_config_file_and_a_folder_of_its_own(here, capsys):

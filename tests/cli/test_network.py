@@ -80,6 +80,15 @@ def test_plaintext_is_warned_of(here, capsys):
     assert "which allows plaintext" in capsys.readouterr().out
 
 
+def test_in_plaintext_nobody_is_shut_out_and_neighbours_must_be_told(here, capsys):
+    (here / "plant.toml").write_text(CONFIG)
+    guarded(["network", "create", "plant.toml", "--insecure-plaintext"])
+    capsys.readouterr()
+    assert "cannot be shut out: this network is for plaintext" in refused(["network", "revoke", "node-1"], capsys)
+    assert guarded(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
+    assert "give node-0, node-2 the new manifest.json of their bundles, and restart them" in capsys.readouterr().out
+
+
 SLIPS = {
     "no config": (["create"], "Missing argument 'CONFIG'"),
     "missing config": (["create", "none.toml"], "The config 'none.toml' does not exist."),

@@ -159,6 +159,11 @@ def test_resume_takes_no_other_settings(capsys):
     assert "--resume continues a run as it was started" in capsys.readouterr().err
 
 
+def test_a_run_that_has_begun_is_not_estimated(capsys):
+    assert guarded(["run", "--resume", "a", "--dry-run"]) == 2
+    assert "--dry-run estimates a run that has not begun" in capsys.readouterr().err
+
+
 def test_a_checkpoint_of_another_config(capsys):
     assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     path = Path("a/config.toml")

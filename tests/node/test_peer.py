@@ -13,7 +13,7 @@ import pytest
 
 from fedspd.build import Experiment, build
 from fedspd.config import Base, as_dict, validate
-from fedspd.core.errors import NodeError, RecordError, Unreachable
+from fedspd.core.errors import NodeError, RecordError, Refused, Unreachable
 from fedspd.engines.block import BlockRunner
 from fedspd.engines.simulator import Simulator
 from fedspd.node.journal import Journal
@@ -22,7 +22,7 @@ from fedspd.node.memory import MemoryTransport, Network, Weather, fair
 from fedspd.node.patience import Patience
 from fedspd.node.peer import Peer
 from fedspd.node.place import Place
-from fedspd.node.transport import Offer
+from fedspd.node.transport import JOINING, Offer, Request
 from fedspd.record import Json
 
 Found = TypeVar("Found")
@@ -335,6 +335,17 @@ def test_a_newcomer_that_nobody_answers_says_so(tmp_path: Path) -> None:
     plant.links[5] = [0, 1]
     with pytest.raises(NodeError, match="No neighbour gave its models"):
         together(plant.live(5))
+
+
+def test_while_a_node_reads_its_rounds_nobody_gets_its_first_draws(tmp_path: Path) -> None:
+    """It is asked from the moment that it listens, and would answer with a model that nobody has trained."""
+    plant = Plant(config_of("fedavg"), tmp_path)
+    runner = plant.start(0).runner
+    with pytest.raises(ValueError, match="expected a non-empty list"):
+        runner.load(tmp_path)  # there is no checkpoint: as far as it comes
+    assert runner.state is None
+    with pytest.raises(Refused, match="has not begun yet"):
+        plant.peers[0].talk.offered("n1", Request(0, JOINING, (0,), runner.plan.learner.size))
 
 
 def test_leaving_commits_the_round_and_the_next_start_goes_on(tmp_path: Path) -> None:

@@ -168,6 +168,13 @@ def test_a_state_folder_with_something_else_in_it(plant: Path, tmp_path: Path) -
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
+def test_rounds_that_were_copied_back_without_hidden_files_go_on(plant: Path) -> None:
+    start.run(plant / "nodes/a", patience=SOON)
+    (plant / "nodes/a/state/.lock").unlink()
+    start.run(plant / "nodes/a", patience=SOON)
+    assert Record(plant / "nodes/a/state").read("result.json")["round"] == 3
+
+
 def test_a_second_process_on_the_same_rounds(plant: Path) -> None:
     held = journal_of(plant / "nodes/a", "a")
     try:

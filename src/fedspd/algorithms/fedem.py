@@ -6,7 +6,7 @@ Shapes: C clients, S clusters, P numbers in a model, E examples.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -63,11 +63,11 @@ class FedEM:
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         """The centers stay as they are heard; the mixture is fitted to them by the same two steps."""
         first = self.begin(learner, data, key)
-        state = measured(learner, neighbourhood.mean_or_kept(first.centers_CSP), first.mixture_CS, data)
+        centers_CSP, mixture_CS = neighbourhood.mean_or_kept(first.centers_CSP), first.mixture_CS
+        losses_CSE = learner.losses(centers_CSP, data)
         for _ in range(NEWCOMER_STEPS):
-            mixture_CS = posterior(state.mixture_CS, state.losses_CSE, data).sum(2) / data.counts_C[:, None]
-            state = replace(state, mixture_CS=mixture_CS)
-        return state
+            mixture_CS = posterior(mixture_CS, losses_CSE, data).sum(2) / data.counts_C[:, None]
+        return measured(learner, centers_CSP, mixture_CS, data)
 
 
 def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:

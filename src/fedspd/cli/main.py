@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedspd.cli import data, network, node, topology
-from fedspd.core.errors import FedspdError
+from fedspd.core.errors import ConfigError, FedspdError
 
 STOPPED = 130  # what typer makes of a KeyboardInterrupt
 EXIT_CODES = "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130 stopped by a signal."
@@ -52,6 +52,8 @@ def run(
     """Train every client of a network as a config says."""
     from fedspd.cli import commands
 
+    if dry_run and resume is not None:
+        raise ConfigError("--dry-run estimates a run that has not begun: leave --resume out, and give the config of the run.")
     if dry_run:
         commands.dry_run(settings or [], workers or CORES, as_json)
     else:

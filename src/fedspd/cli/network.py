@@ -63,11 +63,17 @@ def add(
     network: Network = FOLDER,
     days: Days = YEAR,
 ) -> None:
-    """Add a node between others; these need no change."""
+    """Add a node between others; these need no change, unless the network is for plaintext."""
+    from fedspd.node.manifest import Manifest
     from fedspd.node.network import add
 
     added = add(network, name, [each for each in neighbours.split(",") if each], address, days)
     typer.echo(f"Node {added.name} is client {added.client} at {added.address}: copy {network / 'nodes' / added.name} to its device.")
+    if not Manifest.load(network / "network.json").secure:
+        names = ", ".join(added.neighbours)
+        typer.echo(
+            f"Without certificates its neighbours must be told: give {names} the new manifest.json of their bundles, and restart them."
+        )
 
 
 @app.command()

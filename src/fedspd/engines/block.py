@@ -118,7 +118,10 @@ class BlockRunner:
         self._request: Exchange | None = None
 
     def begin(self) -> None:
-        self.state = _owned(self.plan.algorithm.begin(self.plan.learner, self.plan.train, self.plan.key))
+        self.state = self._first()
+
+    def _first(self) -> Any:
+        return _owned(self.plan.algorithm.begin(self.plan.learner, self.plan.train, self.plan.key))
 
     def start_round(self, round: int) -> Header | None:
         plan = self.plan
@@ -216,19 +219,23 @@ class BlockRunner:
 
     def load(self, folder: Path) -> None:
         """Take the block's clients out of a checkpoint, however many parts it was written in."""
-        self.begin()  # gives the state's type, and what a checkpoint must look like
-        clients = self.plan.train.clients
-        self.restore(read_rows(folder, clients[0], clients[-1] + 1, list(self.tables())))
+        like, clients = self._first(), self.plan.train.clients  # nobody may see it: a node is asked for its models meanwhile
+        names = [field.name for field in dataclasses.fields(like)]
+        self.state = _filled(like, read_rows(folder, clients[0], clients[-1] + 1, names))
 
     def restore(self, tables: dict[str, Tensor]) -> None:
         """Take these tables in place of those that the state has."""
-        placed = {name: table.to(getattr(self.state, name).device) for name, table in tables.items()}
-        self.state = type(self.state)(**placed)
+        self.state = _filled(self.state, tables)
 
     def digests(self) -> list[str]:
         """A hash of every client's whole state."""
         tensors = [table.contiguous() for table in self.tables().values()]
         return [hashlib.sha256(b"".join(t[c].numpy().tobytes() for t in tensors)).hexdigest() for c in range(len(self.plan.train))]
+
+
+def _filled(like: Any, tables: dict[str, Tensor]) -> Any:
+    """A state of the same type, on the same devices."""
+    return type(like)(**{name: table.to(getattr(like, name).device) for name, table in tables.items()})
 
 
 def _owned(state: Any) -> Any:

@@ -63,7 +63,7 @@ def create(
 
 
 def add(network: Path, name: str, neighbours: Sequence[str], address: str | None = None, days: int = NODE_DAYS) -> Member:
-    """One node more. Running devices need no news of it: its certificate says whose neighbour it is."""
+    """One node more. Running devices need no news of it: its certificate says whose neighbour it is. In plaintext only a manifest does."""
     with _opened(network) as (authority, manifest):
         _refuse_newcomer(authority, manifest, check_name(name), neighbours)
         number = 1 + max((member.client for member in manifest.members), default=-1)
@@ -84,6 +84,8 @@ def revoke(network: Path, name: str) -> Member:
     """From the moment that a device has the new revoked.crl, it refuses the node. Again: writes the list anew."""
     with _opened(network) as (authority, manifest):
         member = manifest.member(name)
+        if not manifest.secure:
+            raise ConfigError(f"Node {name} cannot be shut out: this network is for plaintext, where anybody can speak in any node's name.")
         if not authority.revoked(member.serial):
             authority.revoke(member.serial)
         crl = {"revoked.crl": authority.crl()}

@@ -121,9 +121,14 @@ def _place(manifest: Manifest, me: Passport | Member, transport: GrpcTransport) 
 
 
 def _journal(folder: Path, manifest: Manifest, name: str) -> Journal:
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / ".lock").exists())):
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or _has_rounds(folder))):
         raise RecordError(f"'{folder}' exists and holds something else than the rounds of a node: give another folder with --state.")
     return Journal(folder, part_in(manifest, name))
+
+
+def _has_rounds(folder: Path) -> bool:
+    """One that was copied back may lack the hidden file; one that was never finished, the other."""
+    return (folder / ".lock").exists() or (folder / "run.json").exists()
 
 
 def status(peer: Peer, transport: GrpcTransport) -> Json:

@@ -14,8 +14,8 @@ from fedspd.metrics import relabelling
 from fedspd.record import Json, Record, disk
 from fedspd.report import figures, html, tables
 from fedspd.report.comparison import Comparison, Interval, Row, compare, lines
-from fedspd.report.runs import comparable, gather, spot
-from fedspd.report.tables import megabytes, percent
+from fedspd.report.runs import comparable, gather, mean, spot
+from fedspd.report.tables import loss, megabytes, percent
 
 Curve = tuple[list[int], list[float], list[float] | None]
 Figures = dict[str, Figure]
@@ -23,16 +23,23 @@ CURVES_AT_MOST = 8  # in one figure
 
 
 def table(summaries: dict[str, Json]) -> Table:
-    """One row per run: what the clients got, and what it cost."""
-    shown = Table(title="Test accuracy over clients (%), and what was sent", title_justify="left")
-    for column in ("method", "mean", "spread", "worst tenth", "before final", "models", "MB cast", "MB 1 to 1", "s"):
+    """One row per run: what the clients got, a regression's being a loss, and what it cost."""
+    classified = any(summary["accuracy"]["mean"] is not None for summary in summaries.values())
+    title = "Test accuracy over clients (%), and what was sent" if classified else "Test loss over clients, and what was sent"
+    shown = Table(title=title, title_justify="left")
+    scores = ("mean", "spread", "worst tenth", "before final") if classified else ("mean",)
+    for column in ("method", *scores, "models", "MB cast", "MB 1 to 1", "s"):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for name, summary in summaries.items():
-        score, before, sent = summary["accuracy"], summary["accuracy_before_final_phase"], summary["bytes"]
-        accuracies = [percent(score["mean"]), percent(score["std"]), percent(score["worst"]), percent(before["mean"])]
+        sent = summary["bytes"]
         cost = [f"{summary['models_sent']:,}", megabytes(sent["multicast"]), megabytes(sent["point_to_point"]), f"{summary['seconds']:.1f}"]
-        shown.add_row(name, *accuracies, *cost)
+        shown.add_row(name, *(_accuracies(summary) if classified else [loss(mean(summary["clients"]["test_loss"]))]), *cost)
     return shown
+
+
+def _accuracies(summary: Json) -> list[str]:
+    score, before = summary["accuracy"], summary["accuracy_before_final_phase"]
+    return [percent(part) for part in (score["mean"], score["std"], score["worst"], before["mean"])]
 
 
 # ---- the figures of some runs
@@ -147,9 +154,15 @@ def _comparison_figures(comparison: Comparison) -> Figures:
 
 def _drawable(found: dict[str, list[tuple[Any, Interval]]]) -> dict[str, list[tuple[Any, float, float]]]:
     known = {
-        name: [(value, score.mean, score.half or 0.0) for value, score in line if score.mean is not None] for name, line in found.items()
+        name: [(_tick(value), score.mean, score.half or 0.0) for value, score in line if score.mean is not None]
+        for name, line in found.items()
     }
     return {name: line for name, line in known.items() if line}
+
+
+def _tick(value: Any) -> float | str:
+    """An option of a method of one's own may be a list."""
+    return value if isinstance(value, int | float) else str(value)
 
 
 def _curves(rows: dict[str, Row]) -> Figures:

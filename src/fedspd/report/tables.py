@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedspd.report.comparison import Comparison, Interval, Row
-from fedspd.report.runs import Run
+from fedspd.report.runs import Run, mean
 
 MINUS, MISSING = "\N{MINUS SIGN}", "–"
 
@@ -53,8 +53,8 @@ def _steps(row: Row) -> str:
     return f"{row.steps:,.0f}" + (f" (×{row.steps_ratio:.2g})" if more else "")
 
 
-def _loss(row: Row) -> str:
-    return MISSING if row.test_loss.mean is None else f"{row.test_loss.mean:.3g}"
+def loss(mean: float | None) -> str:
+    return MISSING if mean is None else f"{mean:.3g}"
 
 
 COLUMNS = [
@@ -89,7 +89,14 @@ COLUMNS = [
         max,
         in_terminal=False,
     ),
-    Column("test loss", "mean over clients, then over seeds", _loss, lambda row: row.test_loss.mean, min, in_terminal=False),
+    Column(
+        "test loss",
+        "mean over clients, then over seeds",
+        lambda row: loss(row.test_loss.mean),
+        lambda row: row.test_loss.mean,
+        min,
+        in_terminal=False,
+    ),
     Column(
         "purity",
         "share of the examples in the cluster that stands for their true distribution; with two distributions 0.5 is chance",
@@ -156,14 +163,15 @@ def places(comparison: Comparison, row: Row) -> list[str]:
 
 
 def terminal(comparison: Comparison, fits: Callable[[Table], bool]) -> Table:
-    """As many columns as fit, but the accuracy at least; the report has all of them."""
-    kept = [column for column in columns(comparison) if column.in_terminal]
-    tables = (_terminal(comparison, kept[:count]) for count in range(len(kept), 1, -1))
-    return next((table for table in tables if fits(table)), _terminal(comparison, kept[:2]))
+    """As many columns as fit, but the accuracy at least, or the loss of a regression; the report has all of them."""
+    score = "accuracy" if any(row.accuracy.mean is not None for row in comparison.rows) else "loss"
+    kept = [column for column in columns(comparison) if column.in_terminal or column.title == f"test {score}"]
+    tables = (_terminal(comparison, kept[:count], score) for count in range(len(kept), 1, -1))
+    return next((table for table in tables if fits(table)), _terminal(comparison, kept[:2], score))
 
 
-def _terminal(comparison: Comparison, kept: list[Column]) -> Table:
-    shown = Table(title="Test accuracy, and what it cost", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+def _terminal(comparison: Comparison, kept: list[Column], score: str) -> Table:
+    shown = Table(title=f"Test {score}, and what it cost", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for title in [*comparison.axes, "method"]:
         shown.add_column(title.rpartition(".")[2], no_wrap=True)
     for column in kept:
@@ -204,7 +212,6 @@ def as_csv(comparison: Comparison) -> str:
 
 def _numbers(run: Run, axes: list[str]) -> dict[str, Any]:
     result = run.result
-    losses = [loss for loss in result["clients"]["test_loss"] if loss is not None]
     return {
         "method": run.method,
         "seed": run.seed,
@@ -214,7 +221,7 @@ def _numbers(run: Run, axes: list[str]) -> dict[str, Any]:
         "worst_tenth": result["accuracy"]["worst"],
         "lowest": result["accuracy"]["lowest"],
         "accuracy_before_final_phase": result["accuracy_before_final_phase"]["mean"],
-        "test_loss": sum(losses) / len(losses) if losses else None,
+        "test_loss": mean(result["clients"]["test_loss"]),
         "newcomers": result["newcomers"]["accuracy"]["mean"] if result.get("newcomers") else None,
         "purity": result["purity"],
         "bytes_multicast": result["bytes"]["multicast"],
