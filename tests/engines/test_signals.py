@@ -13,10 +13,11 @@ import pytest
 import fedspd
 
 ROUNDS = "rounds=12"
+SOON = 15  # usually a second; a busy machine may stand still for some
 
 
 def check_stopped(run, out):
-    assert run.end(seconds=5) == 130
+    assert run.end(seconds=SOON) == 130
     assert "Traceback" not in run.stderr
     assert "Exception" not in run.stderr
     assert run.stderr.endswith(f"\nfedspd: Continue with: fedspd run --resume {out}\nfedspd: Stopped.\n")
@@ -76,7 +77,7 @@ def test_ctrl_c_before_there_is_a_run_folder(lab):
     run, _ = lab.start_run("rounds=400")
     lab.until(lambda: lab.cpu_seconds(run.process.pid) > 0.02)
     run.ctrl_c()
-    assert run.end(seconds=5) == 130
+    assert run.end(seconds=SOON) == 130
     assert "Traceback" not in run.stderr
     assert run.stderr.endswith("fedspd: Stopped.\n")
 
@@ -87,7 +88,7 @@ def test_ctrl_c_twice(lab):
     run.ctrl_c()
     time.sleep(0.01)
     run.ctrl_c()
-    assert run.end(seconds=5) == 130
+    assert run.end(seconds=SOON) == 130
     assert "Traceback" not in run.stderr
 
 
@@ -96,7 +97,7 @@ def test_a_stopped_run_ends_with_json_too(lab):
     run = lab.start("run", "clients=4", "data.examples=20", "rounds=400", "--out", out, "--json")
     lab.until(lambda: lab.rounds(out) >= 1)
     run.ctrl_c()
-    assert run.end(seconds=5) == 130
+    assert run.end(seconds=SOON) == 130
     assert json.loads(run.stdout) == {"error": "Stopped.", "exit_code": 130}
 
 
