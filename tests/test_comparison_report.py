@@ -147,6 +147,17 @@ def test_an_unfinished_run_is_left_out_and_said(tmp_path):
         report(begun)
 
 
+def test_of_many_unfinished_runs_the_number_is_said(tmp_path):
+    sweep = write_sweep(tmp_path / "s", "clusters", [2, 4, 6])
+    for result in list(sweep.glob("clusters=[46],*/result.json")):
+        result.unlink()
+    found = report(sweep)
+    assert found.notes == [f"4 runs in '{sweep}' are left out: they are not finished."]
+    assert {row.method for row in found.rows} == {"fedspd", "local"}
+    drawn = pages._comparison_figures(found)["accuracy-by-round"]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()][:2] == ["fedspd", "local"]  # there is but one point
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(RecordError, match="is not a run folder"):
         report(write_run(tmp_path / "a"), tmp_path)

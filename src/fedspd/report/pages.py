@@ -148,7 +148,7 @@ def _comparison_figures(comparison: Comparison) -> Figures:
         if any(len(line) > 1 for panel in drawn.values() for line in panel.values()):
             made[f"accuracy-by-{axis}"] = figures.accuracy_by_value(axis, drawn)
     if _few(comparison):
-        made |= _curves({row.label: row for row in comparison.rows})
+        made |= _curves({row.label if len(comparison.points) > 1 else row.method: row for row in comparison.rows})
     return made | _network_and_mixtures(Record(comparison.example.folder))
 
 

@@ -11,6 +11,7 @@ from fedspd.record import Json, Record
 
 Numbers = Sequence[float | None]
 TABLES = ("data", "topology", "model", "sgd")  # of a config; every other table is a method's
+NAMED = 3  # unfinished runs of one folder; of more, only the number is told
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,24 @@ def mean(numbers: Numbers) -> float | None:
 
 
 def gather(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The finished runs in these run and comparison folders, and a sentence about each other one."""
+    """The finished runs in these run and comparison folders, and what is to be said of the others."""
     found = {folder.resolve(): (folder, point) for folder, point in _run_folders(folders)}
     unfinished = [folder for folder, _ in found.values() if not (folder / "result.json").exists()]
-    notes = [f"'{folder}' is left out: the run is not finished." for folder in unfinished]
     runs = [_read(folder, point) for folder, point in found.values() if folder not in unfinished]
     if not runs:
         raise RecordError(f"There is nothing to report: none of the {len(found)} runs is finished.")
-    return runs, notes
+    return runs, _left_out(unfinished)
+
+
+def _left_out(unfinished: list[Path]) -> list[str]:
+    by_parent: dict[Path, list[Path]] = {}
+    for folder in unfinished:
+        by_parent.setdefault(folder.parent, []).append(folder)
+    notes = []
+    for parent, those in by_parent.items():
+        each = [f"'{folder}' is left out: the run is not finished." for folder in those]
+        notes += each if len(each) <= NAMED else [f"{len(each)} runs in '{parent}' are left out: they are not finished."]
+    return notes
 
 
 def _run_folders(folders: Sequence[Path]) -> Iterator[tuple[Path, Json]]:
