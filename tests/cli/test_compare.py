@@ -194,7 +194,7 @@ def test_a_comparison_without_out_whose_run_was_killed_says_how_to_continue(here
     assert "' ended with exit code -9" in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_stopped_comparison_says_how_to_continue_and_does(number, here):
     words = [*SLOW, "--out", "c"]
     started = _started(words)

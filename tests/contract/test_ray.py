@@ -10,7 +10,7 @@ from fedspd.algorithms import METHODS  # noqa: E402
 from fedspd.engines.ray_cluster import RayCluster  # noqa: E402
 from fedspd.engines.simulator import Simulator  # noqa: E402
 
-QUICK = ("fedspd", "fedsoft", "ditto")  # notes, several models with weights, a class that no actor can import
+QUICK = ("fedspd", "ditto")  # notes, a class that no actor can import
 
 
 @pytest.fixture(scope="module", autouse=True)

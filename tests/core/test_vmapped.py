@@ -22,12 +22,13 @@ from fedspd.models.dropout import Dropout
 KEY = Key(3, round=2)
 COUNTS = [9, 9, 4, 8]  # with batches of 4: full ones, last ones of one example, and clients that are done before others
 SGD = Sgd(batch=4, epochs=2, weight_decay=0.01, decay_every=1)
+DEEP = "mobilenet-v2"
 KINDS = {
     "linear": (1, 4, 4),
     "mlp": (1, 4, 4),
     "cnn": (1, 8, 8),
     "cifar-cnn": (3, 8, 8),
-    "mobilenet-v2": (3, 16, 16),
+    DEEP: (3, 16, 16),
 }
 
 
@@ -58,9 +59,9 @@ def first_models(learner: Learner, clients: int) -> Tensor:
     return torch.stack([learner.draw(KEY.of("model", c)) for c in range(clients)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) if kind == DEEP else kind for kind in KINDS])
 def test_every_kind_of_model_trains_as_in_the_loop(kind):
-    deep = kind == "mobilenet-v2"  # many steps of its BatchNorm layers on a few pixels would make rounding errors large
+    deep = kind == DEEP  # many steps of its BatchNorm layers on a few pixels would make rounding errors large
     shape, counts, sgd = KINDS[kind], [5, 4] if deep else COUNTS, Sgd(lr=0.001, batch=4, epochs=1) if deep else SGD
     alone, together = twins(partial(build, kind, shape, 3, small=kind == "cifar-cnn"), sgd)
     data, model_CP = examples(shape, counts), first_models(alone, len(counts))

@@ -58,6 +58,7 @@ def test_a_machine_that_is_killed_in_the_middle_of_a_run(lab, two_machines, whol
 # ---- the command line, and what is refused
 
 
+@pytest.mark.long
 def test_the_installed_program_ends_with_json_alone_on_its_output(tmp_path, whole):
     found = subprocess.run(
         [*program(tmp_path / "run"), "rounds=4", "--json"], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=240
@@ -66,7 +67,7 @@ def test_the_installed_program_ends_with_json_alone_on_its_output(tmp_path, whol
     assert [line for line in found.stderr.splitlines() if "ray" in line.lower()] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_the_installed_program_stops_when_it_is_told_to(lab, tmp_path, number):
     started = subprocess.Popen(
         [*program(tmp_path / "run"), "rounds=2000"], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path

@@ -101,7 +101,7 @@ def test_a_stopped_run_ends_with_json_too(lab):
     assert json.loads(run.stdout) == {"error": "Stopped.", "exit_code": 130}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_the_installed_program(lab, number):
     out = lab.folder / "run"
     program = str(Path(sys.executable).with_name("fedspd"))

@@ -91,7 +91,7 @@ def children(process: subprocess.Popen[str]) -> dict[str, int]:
     "config",
     [
         config_of("fedspd", fedspd={"align_every": 2}),
-        config_of("fedem"),
+        pytest.param(config_of("fedem"), marks=pytest.mark.long),
         *(
             pytest.param(config_of(m, clients=5, rounds=6), marks=pytest.mark.long)
             for m in ("fedspd", "fedavg", "fedsoft", "ifca", "pfedme")
