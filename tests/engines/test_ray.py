@@ -211,7 +211,6 @@ def test_an_actor_that_is_killed_in_the_middle_of_its_training(lab, local_ray, t
     assert [event["event"] for event in heard].count("start") == 1
 
 
-@pytest.mark.long
 def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_path):
     deaths = tmp_path / "deaths"
     deaths.mkdir()

@@ -58,7 +58,6 @@ def test_a_machine_that_is_killed_in_the_middle_of_a_run(lab, two_machines, whol
 # ---- the command line, and what is refused
 
 
-@pytest.mark.long
 def test_the_installed_program_ends_with_json_alone_on_its_output(tmp_path, whole):
     found = subprocess.run(
         [*program(tmp_path / "run"), "rounds=4", "--json"], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=240
