@@ -65,13 +65,14 @@ def both(federation: Federation) -> list[Part]:
 @st.composite
 def settings_that_fit(draw: st.DrawFn) -> tuple[Source, MixtureOptions, Key]:
     clients, examples, classes = draw(st.integers(1, 8)), draw(st.integers(4, 24)), draw(st.integers(2, 7))
+    mixture = draw(st.sampled_from(sorted(DISTRIBUTIONS)))
     options = MixtureOptions(
-        mixture=draw(st.sampled_from(sorted(DISTRIBUTIONS))),
+        mixture=mixture,
         clients=clients,
         examples=examples,
         shares=draw(st.sampled_from(["uniform", "steps"])),
         imbalance=draw(st.sampled_from([1.0, 2.0, 9.5])),
-        alpha=draw(st.sampled_from([1e-3, 0.4, 1e3])),
+        alpha=draw(st.sampled_from([1e-3, 0.4, 1e3])) if mixture == "dirichlet" else 0.4,
     )
     train = 4 * clients * (examples + 2)
     return coded("coded", train, train // draw(st.integers(1, 4)), classes), options, Key(draw(st.integers(0, 2**40)))
@@ -116,7 +117,7 @@ def test_the_truth_is_what_was_done_to_the_example(case: tuple[Source, MixtureOp
 @settings(max_examples=100, deadline=None)
 def test_shares_are_kept_to_within_one_example(case: tuple[Source, MixtureOptions, Key]) -> None:
     source, options, key = case
-    options = replace(options, mixture="parity")
+    options = replace(options, mixture="parity", alpha=0.4)
     shares = client_shares(options.shares, options.clients, 2, key.of("mixture", "shares"))
     for part in both(federate(source, options, key)):
         assert (np.abs(counts(part, part.truth, 2) - shares * np.diff(part.start)[:, None]) < 1).all()
@@ -183,8 +184,8 @@ def test_a_smaller_alpha_leaves_a_client_with_fewer_classes() -> None:
 
 
 def test_each_client_is_tested_on_the_classes_it_trains_on_even_if_it_prefers_others() -> None:
-    for mixture in ("dirichlet", "shards"):
-        options = MixtureOptions(mixture, 20, 1000, test_examples=50, alpha=0.1)
+    few = MixtureOptions("dirichlet", 20, 1000, test_examples=50, alpha=0.1)
+    for options in (few, MixtureOptions("shards", 20, 1000, test_examples=50)):
         federation = federate(coded("coded", 20_000, 4_000, 10), options, Key(5))
         train, test = (counts(part, part.y.numpy(), 10) / np.diff(part.start)[:, None] for part in both(federation))
         assert np.abs(train - test).max() < 1 / 50
@@ -307,6 +308,8 @@ GOOD = MixtureOptions("rotation", clients=4, examples=5)
         ({"mixture": "permutation", "distributions": 5}, "data.distributions = 5 does not fit .* expected 2 to 4, the classes."),
         ({"mixture": "permutation", "distributions": 3, "shares": "steps"}, "data.shares = 'steps' is defined for 2 distributions"),
         ({"distributions": 3}, "data.distributions = 3 is for data.mixture = 'permutation' only"),
+        ({"alpha": 0.1}, "data.alpha = 0.1 is for data.mixture = 'dirichlet' only, and it is 'rotation': leave it out."),
+        ({"shards": 3, "mixture": "iid"}, "data.shards = 3 is for data.mixture = 'shards' only, and it is 'iid': leave it out."),
         ({"alpha": 0.0}, "data.alpha = 0.0 is impossible"),
         ({"alpha": float("nan")}, "data.alpha = nan is impossible"),
         ({"imbalance": 0.5}, "data.imbalance = 0.5 is impossible: expected 1 or more."),

@@ -12,6 +12,7 @@ import typer
 
 from fedspd.cli import data, network, node, topology
 from fedspd.core.errors import ConfigError, FedspdError
+from fedspd.core.machine import CORES
 
 STOPPED = 130  # what typer makes of a KeyboardInterrupt
 EXIT_CODES = "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130 stopped by a signal."
@@ -34,7 +35,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="end with one line of JSON 
 Methods = Annotated[str | None, typer.Option(help="names with commas between them; default: all")]
 Seeds = Annotated[int, typer.Option(help="repetitions, each with a split and a graph of its own")]
 Together = Annotated[Path | None, typer.Option("--out", help="folder of all runs and the report; the same one again continues it")]
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command(epilog=EXIT_CODES)

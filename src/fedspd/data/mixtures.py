@@ -286,13 +286,14 @@ def deal(recipe: Recipe, count_CK: Counts, pools: Sequence[Pool], key: Key) -> D
 # --- what is refused ---
 
 
+ONLY = {"distributions": "permutation", "alpha": "dirichlet", "shards": "shards"}  # options of one mixture
+
+
 def _check_options(options: MixtureOptions) -> None:
     if options.mixture not in MIXTURES:
         raise ConfigError(f"data.mixture = '{options.mixture}' is unknown: {nearest(options.mixture, MIXTURES)}")
     if options.shares not in ("uniform", "steps"):
         raise ConfigError(f"data.shares = '{options.shares}' is unknown: {nearest(options.shares, ('uniform', 'steps'))}")
-    if options.distributions != 2 and options.mixture != "permutation":
-        raise ConfigError(f"data.distributions = {options.distributions} is for data.mixture = 'permutation' only: leave it out.")
     _at_least("clients", options.clients, 1)
     _at_least("examples", options.examples, LEAST)
     _at_least("imbalance", options.imbalance, 1)
@@ -301,6 +302,10 @@ def _check_options(options: MixtureOptions) -> None:
         _at_least("test_examples", options.test_examples, 1)
     if not 0 < options.alpha < inf:
         raise ConfigError(f"data.alpha = {options.alpha} is impossible: expected a number above 0, such as 0.4.")
+    for name, mixture in ONLY.items():
+        value = getattr(options, name)
+        if value != getattr(MixtureOptions, name) and options.mixture != mixture:
+            raise ConfigError(f"data.{name} = {value} is for data.mixture = '{mixture}' only, and it is '{options.mixture}': leave it out.")
 
 
 def _at_least(name: str, value: float, least: int) -> None:

@@ -8,7 +8,6 @@ Shapes: N clients, K models offered by each, T models in a parcel.
 """
 
 import logging
-import os
 import signal
 import socket
 import threading
@@ -36,6 +35,7 @@ from ray.exceptions import (
 from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
+from fedspd.core.machine import CORES
 from fedspd.engines.block import Header, Plan
 from fedspd.engines.engine import BlockLost, Engine
 from fedspd.engines.ray_shard import Ints, Luggage, Reference, Shard, own_sources, versions
@@ -227,7 +227,7 @@ def joined(address: str | None, workers: int | None) -> Iterator[None]:
 def _join(address: str | None, workers: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if address is None:
-        options |= {"num_cpus": workers or _cores(), "include_dashboard": False}
+        options |= {"num_cpus": workers or CORES, "include_dashboard": False}
     else:
         _check_reachable(address)
     try:
@@ -236,10 +236,6 @@ def _join(address: str | None, workers: int | None) -> None:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"--address {address}: {said}. Start a cluster with 'ray start --head', or leave --address out.") from None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_reachable(address: str) -> None:

@@ -43,6 +43,11 @@ class Courier:
         return self.guard.muted(neighbour)
 
     @property
+    def rubbish(self) -> Counter[str]:
+        """Pieces of it by neighbour."""
+        return self.guard.counts
+
+    @property
     def refused(self) -> Counter[str]:
         """By reason."""
         return self.refusals.counts

@@ -71,6 +71,8 @@ def metrics(status: Json) -> Iterator[Metric]:
         yield "fedspd_neighbour_alive", "gauge", {"neighbour": name}, int(known["alive"])
     for name, known in status["neighbours"].items():
         yield "fedspd_neighbour_round", "gauge", {"neighbour": name}, known["round"]
+    for name, known in status["neighbours"].items():
+        yield "fedspd_neighbour_rubbish_total", "counter", {"neighbour": name}, known["rubbish"]
     for kind in ("sent", "received"):
         for name, count in status["bytes"][kind].items():
             yield f"fedspd_{kind}_bytes_total", "counter", {"neighbour": name}, count

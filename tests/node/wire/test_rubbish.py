@@ -46,7 +46,7 @@ def test_rubbish_is_refused_with_its_rule(world, rule):
             with pytest.raises(Refused):
                 await spent(b.carry("a", "Announce", rubbish(world)[rule], LIMIT))
             assert a.refused == {rule: 1}
-            assert a.guard.counts == {"b": 1}
+            assert a.rubbish == {"b": 1}
             assert world.nodes["a"].heard == []
             await b.announce("a", world.announcement, LIMIT)
 
@@ -86,7 +86,7 @@ def test_what_the_node_calls_rubbish_counts_too(world):
         async with world.running("a", "b") as (a, b):
             with pytest.raises(Refused, match="rounds 1 to 2"):
                 await b.announce("a", world.announcement, LIMIT)
-            assert (a.refused, a.guard.counts) == ({"content": 1}, {"b": 1})
+            assert (a.refused, a.rubbish) == ({"content": 1}, {"b": 1})
 
     run(work())
 
@@ -143,7 +143,7 @@ def test_fetched_rubbish_is_rubbish(world, tools):
                 with pytest.raises(Rubbish, match=sentence):
                     await a.fetch("b", world.request, LIMIT)
                 assert a.refused == {rule: 1}, sentence
-                assert a.guard.counts == ({} if rule == "agreement" else {"b": 1})
+                assert a.rubbish == ({} if rule == "agreement" else {"b": 1})
 
     run(work())
 
@@ -156,6 +156,6 @@ def test_other_answers_are_checked_too(world, told, tools):
                 await a.hello("b", world.said(), LIMIT)
             with pytest.raises(Rubbish):
                 await a.announce("b", world.announcement, LIMIT)
-            assert a.guard.counts == {"b": 2}
+            assert a.rubbish == {"b": 2}
 
     run(work())
