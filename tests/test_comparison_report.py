@@ -187,6 +187,70 @@ def test_a_methods_own_options_are_no_other_data_or_graph_for_the_difference(tmp
     assert [row.difference and round(row.difference.mean, 9) for row in found.rows] == [None, -0.2, -0.1]
 
 
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("fedavg", {"topology": {"kind": "ring", "degree": 2}}), ("pfedme", {"pfedme": {"R": 9}}), ("fedspd", {"model": {"name": "cnn"}})],
+)
+def test_a_key_that_is_not_given_is_another_value_than_one_that_is(tmp_path, method, told):
+    """A config does not store what is none: no degree is the usual degree."""
+    ((table, options),) = told.items()
+    usual = {table: {"kind": "ring"} if table == "topology" else {}}
+    folders = [write_run(tmp_path / "usual", method, config=usual), write_run(tmp_path / "told", method, config=told)]
+    found = report(*folders)
+    *_, (key, value) = options.items()
+    assert found.notes == []
+    assert [row.point for row in found.rows] == [{f"{table}.{key}": "default"}, {f"{table}.{key}": value}]
+
+
+def test_graphs_of_which_one_is_the_usual_are_not_paired(tmp_path):
+    sparse = write_run(tmp_path / "sparse", "fedavg", config={"topology": {"kind": "ring", "degree": 2, "weights": "metropolis"}})
+    found = report(write_run(tmp_path / "usual"), sparse)
+    assert [row.difference for row in found.rows] == [None, None]
+    assert found.axes == ["topology.degree", "topology.weights"]
+
+
+def test_methods_of_ones_own_have_no_options_of_each_other(tmp_path):
+    ditto = [write_run(tmp_path / f"d{pull}", "own:Ditto", config={"options": {"pull": pull}}) for pull in (1, 2)]
+    found = report(*ditto, write_run(tmp_path / "other", "own:Other", config={"options": {"mu": 3}}))
+    assert [row.point for row in found.rows] == [{"options.pull": 1}, {"options.pull": 2}, {}]
+
+
+@pytest.mark.parametrize("mixture", ["rotation", "parity"])
+def test_a_run_with_the_data_of_a_sweeps_point_stands_there(tmp_path, mixture):
+    points = {}
+    for at in ("rotation", "parity"):
+        data = {"name": "digits", "mixture": at}
+        write_run(tmp_path / "s" / at, config={"data": data}, options={"mixture": at})
+        points[at] = {"data.mixture": at}
+    Record(tmp_path / "s").write("compare.json", {"runs": {}, "points": points})
+    alone = write_run(tmp_path / "d", "fedavg", config={"data": {"name": "digits", "mixture": mixture}}, options={"mixture": mixture})
+    found = report(tmp_path / "s", alone)
+    assert found.notes == []
+    assert [(row.method, row.difference and row.difference.mean) for row in found.rows if row.point == {"data.mixture": mixture}] == [
+        ("fedspd", None),
+        ("fedavg", 0),
+    ]
+
+
+def test_methods_meet_whatever_their_own_options_are(tmp_path):
+    """Nine rows of one point: FedAvg with finetuning is the best of all, FedEM costs twice FedAvg without, one figure shows them."""
+    folders = [
+        write_run(tmp_path / f"f{k}", "fedavg", scores=(0.5 + k / 10,) * 2, steps=80 + 10 * k, config={"fedavg": {"finetune": k}})
+        for k in range(4)
+    ]
+    others = {"fedspd": 0.6, "local": 0.55, "ifca": 0.5, "pfedme": 0.3}
+    folders += [write_run(tmp_path / method, method, scores=(score, score), steps=80) for method, score in others.items()]
+    folders += [write_run(tmp_path / "fedem", "fedem", scores=(0.5, 0.5), steps=160)]
+    found = pages.write_report(folders, tmp_path / "out")
+    accuracy = next(column for column in tables.COLUMNS if column.title == "accuracy %")
+    assert [row.label for row in found.rows if tables.marked(found, row, accuracy)] == ["fedavg, fedavg.finetune=3"]
+    assert {row.label: row.steps_ratio for row in found.rows if row.steps_ratio != 1} == {
+        "fedem": 2, "fedavg, fedavg.finetune=1": 90 / 80, "fedavg, fedavg.finetune=2": 100 / 80, "fedavg, fedavg.finetune=3": 110 / 80,
+    }  # fmt: skip
+    assert (tmp_path / "out" / "figures" / "accuracy-by-round.png").exists()
+    assert "<summary></summary>" not in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_the_options_of_a_method_that_did_not_run_are_no_difference(tmp_path):
     folders = [write_run(tmp_path / m, m, config={"pfedme": {"K": k}}) for m, k in (("fedspd", 5), ("local", 3))]
     found = report(*folders)

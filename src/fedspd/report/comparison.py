@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from fedspd.record import Json
-from fedspd.report.runs import Numbers, Run, canonical, distinct, label, mean, spot
+from fedspd.report.runs import Numbers, Run, canonical, distinct, label, mean, shared, spot
 
 REFERENCE = "fedspd"  # what every method is compared to
 BUDGET = "fedavg"  # whose gradient steps are the measure: one model, no final phase
@@ -59,6 +59,10 @@ class Row:
     def label(self) -> str:
         return label(self.method, self.point)
 
+    @property
+    def shared_point(self) -> Json:
+        return shared(self.method, self.point)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -69,7 +73,8 @@ class Comparison:
 
     @property
     def points(self) -> list[Json]:
-        return distinct(row.point for row in self.rows)
+        """Where methods meet."""
+        return distinct(row.shared_point for row in self.rows)
 
     @property
     def example(self) -> Run:
@@ -88,18 +93,24 @@ def compare(runs: list[Run], notes: Sequence[str] = ()) -> Comparison:
     for run in sorted(runs, key=lambda run: places[canonical(run.point)]):
         groups.setdefault((canonical(run.point), run.method), []).append(run)
 
-    def beside(group: list[Run], method: str) -> list[Run] | None:
-        """What the method did at the same point; or at the one without options that only the group's method has."""
-        return groups.get((canonical(group[0].point), method)) or groups.get((canonical(group[0].shared_point), method))
+    def reference(group: list[Run]) -> list[Run] | None:
+        """What FedSPD did at the same point, if it had no options of its own there."""
+        return groups.get((canonical(group[0].shared_point), REFERENCE))
 
-    rows = [_row(group, beside(group, REFERENCE), beside(group, BUDGET)) for group in groups.values()]
+    def budget(group: list[Run]) -> list[Run]:
+        """What FedAvg did at the same point; with options of its own there, those that cost least: no final phase."""
+        point = canonical(group[0].shared_point)
+        there = [other for (_, method), other in groups.items() if method == BUDGET and canonical(other[0].shared_point) == point]
+        return min(there, key=lambda other: _known([run.result["steps"] for run in other]), default=[])
+
+    rows = [_row(group, reference(group), budget(group)) for group in groups.values()]
     axes = list(dict.fromkeys(key for point in points for key in point))
     return Comparison(runs, rows, axes, list(notes))
 
 
-def _row(runs: list[Run], reference: list[Run] | None, budget: list[Run] | None) -> Row:
+def _row(runs: list[Run], reference: list[Run] | None, budget: list[Run]) -> Row:
     results = [run.result for run in runs]
-    steps, usual = mean([result["steps"] for result in results]), mean([run.result["steps"] for run in budget or []])
+    steps, usual = mean([result["steps"] for result in results]), mean([run.result["steps"] for run in budget])
     is_reference = runs[0].method == REFERENCE
     return Row(
         method=runs[0].method,
@@ -167,7 +178,7 @@ def lines(comparison: Comparison, axis: str) -> dict[str, dict[str, list[tuple[A
     for row in comparison.rows:
         if axis in row.point:
             rest = {key: value for key, value in row.point.items() if key != axis}
-            own = {key: value for key, value in rest.items() if key.partition(".")[0] in (row.method, "options")}
-            panel = found.setdefault(spot({key: value for key, value in rest.items() if key not in own}), {})
-            panel.setdefault(label(row.method, own), []).append((row.point[axis], row.accuracy))
+            place = shared(row.method, rest)
+            own = {key: value for key, value in rest.items() if key not in place}
+            found.setdefault(spot(place), {}).setdefault(label(row.method, own), []).append((row.point[axis], row.accuracy))
     return found

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedspd.report import figures, tables
 from fedspd.report.comparison import Comparison, Interval, Row
-from fedspd.report.runs import TABLES, Run, flat
+from fedspd.report.runs import TABLES, Run, flat, table_of
 from fedspd.report.style import STYLE
 from fedspd.report.tables import Column
 
@@ -107,7 +107,8 @@ def _main_table(comparison: Comparison) -> str:
         for row in comparison.rows
     ]
     legend = _details("What the columns mean", _list(f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in kept))
-    return _table(head, rows) + "<p class=note>The best of each column is marked.</p>" + legend
+    where = "" if len(comparison.points) == 1 else " at each point"
+    return _table(head, rows) + f"<p class=note>The best of each column{where} is marked.</p>" + legend
 
 
 def _cell(comparison: Comparison, row: Row, column: Column) -> str:
@@ -178,8 +179,9 @@ def _what(comparison: Comparison) -> str:
 def _options(runs: list[Run], method: str) -> str:
     """The method's own, those apart that vary."""
     run = next(run for run in runs if run.method == method)
-    options = run.config.get(run.table, {})
-    return ", ".join(f"{key}={value}" for key, value in options.items() if f"{run.table}.{key}" not in run.point)
+    table = table_of(method)
+    options = run.config.get(table, {})
+    return ", ".join(f"{key}={value}" for key, value in options.items() if f"{table}.{key}" not in run.point)
 
 
 def _shared(comparison: Comparison) -> str:

@@ -14,7 +14,7 @@ from fedspd.metrics import relabelling
 from fedspd.record import Json, Record, disk
 from fedspd.report import figures, html, tables
 from fedspd.report.comparison import Comparison, Interval, Row, compare, lines
-from fedspd.report.runs import comparable, gather, mean, spot
+from fedspd.report.runs import canonical, comparable, gather, label, mean, spot
 from fedspd.report.tables import loss, megabytes, percent
 
 Curve = tuple[list[int], list[float], list[float] | None]
@@ -133,11 +133,12 @@ def as_json(comparison: Comparison) -> Json:
 
 def _few(comparison: Comparison) -> bool:
     """Few enough that one figure can show all their curves."""
-    return len(comparison.rows) <= CURVES_AT_MOST or not comparison.axes
+    return len(comparison.rows) <= CURVES_AT_MOST or len(comparison.points) == 1
 
 
 def _at(comparison: Comparison, point: Json) -> dict[str, Row]:
-    return {row.method: row for row in comparison.rows if row.point == point}
+    there = [row for row in comparison.rows if canonical(row.shared_point) == canonical(point)]
+    return {label(row.method, {key: row.point[key] for key in row.point if key not in point}): row for row in there}
 
 
 def _comparison_figures(comparison: Comparison) -> Figures:
@@ -148,7 +149,8 @@ def _comparison_figures(comparison: Comparison) -> Figures:
         if any(len(line) > 1 for panel in drawn.values() for line in panel.values()):
             made[f"accuracy-by-{axis}"] = figures.accuracy_by_value(axis, drawn)
     if _few(comparison):
-        made |= _curves({row.label if len(comparison.points) > 1 else row.method: row for row in comparison.rows})
+        only, *others = comparison.points
+        made |= _curves({row.label: row for row in comparison.rows} if others else _at(comparison, only))
     return made | _network_and_mixtures(Record(comparison.example.folder))
 
 

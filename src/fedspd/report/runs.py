@@ -11,6 +11,7 @@ from fedspd.record import Json, Record
 
 Numbers = Sequence[float | None]
 TABLES = ("data", "topology", "model", "sgd")  # of a config; every other table is a method's
+DEFAULT = "default"  # what a run was told by a key that its config does not have
 NAMED = 3  # unfinished runs of one folder; of more, only the number is told
 
 
@@ -43,14 +44,8 @@ class Run:
         return str(self.config["method"])
 
     @property
-    def table(self) -> str:
-        """Where the config has the options of the run's method."""
-        return "options" if ":" in self.method else self.method
-
-    @property
     def shared_point(self) -> Json:
-        """The point without the method's own options: where a method that has no such options stands."""
-        return {key: value for key, value in self.point.items() if not key.startswith(f"{self.table}.")}
+        return shared(self.method, self.point)
 
     @property
     def seed(self) -> int:
@@ -59,6 +54,16 @@ class Run:
     @property
     def label(self) -> str:
         return f"{label(self.method, self.point)}, seed {self.seed}"
+
+
+def table_of(method: str) -> str:
+    """Where the config has the options of a method."""
+    return "options" if ":" in method else method
+
+
+def shared(method: str, point: Json) -> Json:
+    """The point without the method's own options: where a method that has no such options stands."""
+    return {key: value for key, value in point.items() if not key.startswith(f"{table_of(method)}.")}
 
 
 def label(method: str, point: Json) -> str:
@@ -132,13 +137,24 @@ def _history(record: Record) -> list[Moment]:
 def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """The most runs that have the same data, seed by seed, each but once; and a sentence about each other one."""
     groups: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in _beside_data_sweeps(runs):
         groups.setdefault(canonical(_data(run)), []).append(run)
     largest = max(groups.values(), key=len)
     notes = [_other_data(run, largest[0]) for group in groups.values() if group is not largest for run in group]
     same_split, more = _same_split(largest)
     once, repeats = _once(_placed(same_split))
     return once, notes + more + repeats
+
+
+def _beside_data_sweeps(runs: Sequence[Run]) -> list[Run]:
+    """Where a sweep has declared that data vary, every other run stands at the point of its own data."""
+    declared = dict.fromkeys(key for run in runs for key in run.point if _about_data(key))
+    return [replace(run, point={**run.point, **_values(run, declared.keys() - run.point.keys())}) for run in runs]
+
+
+def _values(run: Run, keys: Iterable[str]) -> Json:
+    told = flat(run.config)
+    return {key: told.get(key, DEFAULT) for key in sorted(keys)}
 
 
 def _data(run: Run) -> Json:
@@ -195,19 +211,30 @@ def _once(runs: list[Run]) -> tuple[list[Run], list[str]]:
 
 
 def _placed(runs: list[Run]) -> list[Run]:
-    """Each run at its point: what a sweep declared, then whatever else differs."""
-    settings = [_settings(run) for run in runs]
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    differing = [key for key in keys if len({canonical({key: setting[key]}) for setting in settings if key in setting}) > 1]
+    """Each run at its point: what a sweep declared, then whatever else differs. A key that is not given says the default."""
+    told = [_settings(run) for run in runs]
+    keys = dict.fromkeys(key for settings in told for key in settings)
+    own = {(run.method, key) for run, settings in zip(runs, told, strict=True) for key in settings}
+
+    def told_of(run: Run, settings: Json) -> Json:
+        return {key: settings.get(key, DEFAULT) for key in keys if (run.method, key) in own or not _of_a_method(key)}
+
+    full = [told_of(run, settings) for run, settings in zip(runs, told, strict=True)]
+    differing = [key for key in keys if len({canonical({key: settings[key]}) for settings in full if key in settings}) > 1]
     return [
-        replace(run, point={**run.point, **{key: setting[key] for key in differing if key in setting and key not in run.point}})
-        for run, setting in zip(runs, settings, strict=True)
+        replace(run, point={**run.point, **{key: settings[key] for key in differing if key in settings and key not in run.point}})
+        for run, settings in zip(runs, full, strict=True)
     ]
+
+
+def _of_a_method(key: str) -> bool:
+    table, dot, _ = key.partition(".")
+    return bool(dot) and table not in TABLES
 
 
 def _settings(run: Run) -> Json:
     """What a run was told, but its method and seed, its data, which are the same, and the options of other methods."""
-    kept = {key: value for key, value in run.config.items() if not isinstance(value, dict) or key in (*TABLES, run.table)}
+    kept = {key: value for key, value in run.config.items() if not isinstance(value, dict) or key in (*TABLES, table_of(run.method))}
     return {key: value for key, value in flat(kept).items() if key not in ("method", "seed") and not _about_data(key)}
 
 

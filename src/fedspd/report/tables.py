@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedspd.report.comparison import Comparison, Interval, Row
-from fedspd.report.runs import Run, mean
+from fedspd.report.runs import Run, canonical, mean
 
 MINUS, MISSING = "\N{MINUS SIGN}", "–"
 
@@ -145,10 +145,10 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def marked(comparison: Comparison, row: Row, column: Column) -> bool:
-    """Whether it is the best of its point; a column in which all are alike has none."""
+    """Whether it is the best of all that stand at the same point, whatever their own options; where all are alike, none is."""
     if column.best is None:
         return False
-    peers = [column.number(other) for other in comparison.rows if other.point == row.point]
+    peers = [column.number(other) for other in comparison.rows if canonical(other.shared_point) == canonical(row.shared_point)]
     known, own = [number for number in peers if number is not None], column.number(row)
     return own is not None and not alike(min(known), max(known)) and alike(own, column.best(known))
 
