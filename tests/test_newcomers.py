@@ -21,7 +21,7 @@ def test_a_newcomer_gets_as_many_neighbours_as_a_client_has_and_hears_no_other_n
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_newcomers_are_scored_beside_the_others_and_change_nothing_for_them(method):
+def test_newcomers_are_scored_beside_the_others_alike_with_any_number_of_workers(method):
     with_two = fedspd.run(TINY | {"method": method, "holdout_clients": 2}, workers=2).summary
     again = fedspd.run(TINY | {"method": method, "holdout_clients": 2}).summary
     assert with_two["newcomers"] == again["newcomers"]
@@ -44,12 +44,12 @@ def test_without_newcomers_nothing_is_said_of_them():
 
 
 def test_a_newcomer_finds_its_mixture_from_the_centers_that_it_hears():
-    """Two regressions y = 2x and y = -2x: the newcomers' shares are near the truth, as are the centers that they get."""
+    """Two regressions, y = 2x for four examples of five, and y = -2x: the newcomers' shares are as those that trained have them."""
     rng = np.random.default_rng(0)
 
     def part(n):
-        x, truth = rng.uniform(0.5, 1.5, (n, 1)), rng.integers(0, 2, n)
-        return x.astype(np.float32), (np.where(truth == 0, 2, -2) * x[:, 0]).astype(np.float32)
+        x, truth = rng.uniform(0.5, 1.5, (n, 1)), rng.random(n) < 0.2
+        return x.astype(np.float32), (np.where(truth, -2, 2) * x[:, 0]).astype(np.float32)
 
     config = {
         "clients": 8, "rounds": 40, "holdout_clients": 3, "model": {"name": "linear"}, "topology": {"kind": "complete"},
@@ -59,5 +59,5 @@ def test_a_newcomer_finds_its_mixture_from_the_centers_that_it_hears():
     mixture = np.array(result.summary["newcomers"]["mixture"])
     network = result.mixture
     assert mixture.shape == (3, 2)
-    assert np.abs(network - 0.5).max() < 0.35  # the network has told the two apart
-    assert np.abs(mixture - 0.5).max() < 0.35
+    assert network.mean(0).max() == pytest.approx(0.8, abs=0.05)  # the network has told the two apart
+    assert mixture.mean(0) == pytest.approx(network.mean(0), abs=0.1)  # a first assignment, at random, has a half in each

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedspd.algorithms.fedspd import FedSPD, State, blend, cluster_examples, shares
 from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 
@@ -234,6 +235,27 @@ def test_the_final_phase_trains_on_all_examples(network):
     net.state = replace(net.state, centers_CSP=centers_CSP, assignment_CE=assignment_CE, mixture_CS=shares(assignment_CE, 2))
     assert net.finish().state.personal_CP.tolist() == [[1.0]]
     assert torch.equal(net.algorithm.predict(net.learner, net.state, net.data.x)[0], column(1, 1, 1, 1))
+
+
+# ---- a newcomer
+
+
+def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_finds_its_mixture(network):
+    """Centers (1, -3) and (3, -1) have the mean (2, -2); three of its four examples lie on y = 2x, so x_i = 0.75 * 2 - 0.25 * 2 = 1."""
+    net = network(FedSPD(clusters=2, final_epochs=0), [column(1, 1)] * 3, [column(0, 0)] * 3, Graph.from_edges(3, [(0, 1), (1, 2)]))
+    centers_CSP = torch.tensor([[1, -3], [3, -1], [50, 60]], dtype=torch.float64)[:, :, None]
+    cluster_CK, model_CKP = net.algorithm.share(replace(net.state, centers_CSP=centers_CSP))
+    heard = Exchange(cluster_CK, model_CKP, torch.ones(3, 2), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], heard, np.arange(3))
+    newcomer = Block([3], 4, [column(1, 2, 1, -1)], [column(2, 4, -2, -2)], 4)
+    state = net.algorithm.join(net.learner, newcomer, around, net.key.at(9))
+    assert state.centers_CSP.flatten().tolist() == [2, -2]
+    assert state.assignment_CE.tolist() == [[0, 0, 1, 0]]
+    assert state.mixture_CS.tolist() == [[1, 0]]  # a cluster with one example counts as none
+    newcomer = Block([3], 4, [column(*[1, 2, 1, -1] * 2)], [column(*[2, 4, -2, -2] * 2)], 8)
+    state = net.algorithm.join(net.learner, newcomer, around, net.key.at(9))
+    assert state.mixture_CS.tolist() == [[0.75, 0.25]]
+    assert net.algorithm.finish(net.learner, state, newcomer, net.key.at(10)).personal_CP.tolist() == [[1]]
 
 
 # ---- all together
