@@ -27,8 +27,11 @@ from fedspd import experiment
 from fedspd.build import build
 from fedspd.config import METHOD_TABLES, Base, as_dict, config_hash, parse_override, set_key, validate
 from fedspd.core.errors import ConfigError, FedspdError, RecordError, WorkerError
+from fedspd.core.named import options_table
 from fedspd.engines.processes import STOPPING, end_with_parent, signals_held_back
 from fedspd.record import Json, Record, disk
+
+OPTIONS_TABLES = {*METHOD_TABLES, "options"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ def jobs(base: Base, methods: Sequence[str], seeds: int, grid: dict[str, list[An
 def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
     for key, values in grid.items():
         table = key.partition(".")[0]
-        if table in METHOD_TABLES and table not in methods:
-            raise ConfigError(f"{key} cannot be swept without {table}: add it to --methods.")
+        if table in OPTIONS_TABLES and table not in map(options_table, methods):
+            whose = "a method of your own, as module:Class" if table == "options" else table
+            raise ConfigError(f"{key} cannot be swept without {whose}: add it to --methods.")
         if key in ("method", "seed"):
             raise ConfigError(f"'{key}' cannot be swept: give --{key}s instead.")
         if len({repr(value) for value in values}) < len(values):
@@ -75,7 +79,7 @@ def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
 
 
 def _job(base: Base, method: str, seed: int, point: Json) -> Job:
-    others = METHOD_TABLES.keys() - {method}
+    others = OPTIONS_TABLES - {options_table(method)}
     point = {key: value for key, value in point.items() if key.partition(".")[0] not in others}
     tree = as_dict(base)
     for key, value in point.items():

@@ -28,8 +28,14 @@ def table_of(cls: type[Any], leave_out: Sequence[str] = ()) -> type[Table]:
     """The table whose keys are the fields of a dataclass."""
     hints = get_type_hints(cls, include_extras=True)
     kept = [f for f in dataclasses.fields(cls) if f.init and f.name not in leave_out]
-    fields: dict[str, Any] = {f.name: (hints[f.name], ... if f.default is dataclasses.MISSING else f.default) for f in kept}
+    fields: dict[str, Any] = {f.name: (hints[f.name], _default(f)) for f in kept}
     return create_model(cls.__name__, __base__=Table, **fields)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is dataclasses.MISSING else field.default
 
 
 class DataTable(Table):

@@ -1,5 +1,6 @@
 """fedspd compare, sweep and report: what they make of good input and of bad."""
 
+import csv
 import json
 import os
 import signal
@@ -60,6 +61,19 @@ def test_a_regression_is_compared_by_its_loss(here, capsys):
     assert f" {losses[0]:.3g} " in next(line for line in shown.splitlines() if "local" in line)
 
 
+def test_newcomers_of_a_regression_are_scored_by_their_loss(here, capsys):
+    x = np.random.default_rng(0).normal(size=(300, 3))
+    np.savez("own.npz", x=x, y=x @ [1.0, -2.0, 0.5])
+    own = [*TINY, "data.name=own.npz", "data.mixture=iid", "model.name=linear", "method=local", "holdout_clients=2"]
+    assert guarded(["run", *own, "--out", "r", "--workers", "1"]) == 0
+    found = np.mean(Record(Path("r")).read("result.json")["newcomers"]["test_loss"])
+    assert f"local: newcomers have a test loss of {found:.3g} on average" in capsys.readouterr().out
+    assert guarded(["report", "r", "--out", "rep"]) == 0
+    assert "newcomers' loss" in capsys.readouterr().out
+    (row,) = csv.DictReader(Path("rep/report.csv").read_text().splitlines())
+    assert float(row["newcomers_test_loss"]) == pytest.approx(found)
+
+
 def test_an_option_that_is_a_list_can_be_swept(here, capsys):
     (here / "layers.py").write_text(
         "from dataclasses import dataclass, field\nfrom fedspd.algorithms.local import Local\n\n\n"
@@ -68,6 +82,21 @@ def test_an_option_that_is_a_list_can_be_swept(here, capsys):
     words = ["sweep", *TINY, "options.widths=[1],[1,2]", "--methods", "layers:Layers", "--seeds", "1", "--workers", "1", "--out", "s"]
     assert guarded(words) == 0
     assert Path("s/figures/accuracy-by-options.widths.png").exists()
+    assert guarded(["run", *TINY, "method=layers:Layers", "--workers", "1", "--out", "r"]) == 0  # its default is made anew for each
+    assert Record(Path("r")).read("run.json")["config"]["options"] == {"widths": []}
+
+
+def test_options_of_ones_own_method_are_swept_for_it_alone(here, capsys):
+    (here / "pulled.py").write_text(
+        "from dataclasses import dataclass\nfrom fedspd.algorithms.local import Local\n\n\n"
+        "@dataclass(frozen=True)\nclass Pulled(Local):\n    pull: float = 0.0\n"
+    )
+    words = ["sweep", *TINY, "options.pull=1.0,2.0", "--seeds", "1", "--workers", "1", "--out", "s", "--methods"]
+    assert guarded([*words, "local,fedavg"]) == 2
+    sentence = "options.pull cannot be swept without a method of your own, as module:Class: add it to --methods."
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
+    assert guarded([*words, "local,pulled:Pulled"]) == 0
+    assert sorted(Record(Path("s")).read("compare.json")["points"].values(), key=str) == [{"options.pull": 1.0}, {"options.pull": 2.0}, {}]
 
 
 def test_a_config_file_and_a_folder_of_its_own(here, capsys):

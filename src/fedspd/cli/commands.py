@@ -138,7 +138,7 @@ def _draw(runs: list[Path], folder: Path) -> None:
 
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
     from fedspd.report import pages
-    from fedspd.report.tables import percent
+    from fedspd.report.tables import in_words
 
     console = Console(stderr=as_json)
     console.print(pages.table(summaries))
@@ -146,7 +146,7 @@ def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
         for alarm in summary["alarms"]:
             console.print(f"{summary['method']}: {alarm}", style="yellow", markup=False)
         if newcomers := summary["newcomers"]:
-            console.print(f"{summary['method']}: newcomers have an accuracy of {percent(newcomers['accuracy']['mean'])} % on average")
+            console.print(f"{summary['method']}: newcomers have {in_words(newcomers)} on average")
     console.print(f"Records and figures: {folder}", markup=False, soft_wrap=True)
     if as_json:
         methods: dict[str, Any] = {name: {k: v for k, v in s.items() if k != "clients"} for name, s in summaries.items()}

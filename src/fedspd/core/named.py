@@ -38,3 +38,8 @@ def _current_folder_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def options_table(method: str) -> str:
+    """Where a config has the options of a method: one that is given as module:Class has no table of its own name."""
+    return "options" if ":" in method else method

@@ -46,6 +46,7 @@ class Row:
     test_loss: Interval
     purity: float | None  # of the clusters, where the method assigns examples and there are several distributions
     newcomers: Interval  # accuracy of clients that joined after training
+    newcomers_loss: Interval
     multicast: float
     point_to_point: float
     models: float
@@ -112,6 +113,7 @@ def _row(runs: list[Run], reference: list[Run] | None, budget: list[Run]) -> Row
     results = [run.result for run in runs]
     steps, usual = mean([result["steps"] for result in results]), mean([run.result["steps"] for run in budget])
     is_reference = runs[0].method == REFERENCE
+    newcomers = [result["newcomers"] for result in results if result.get("newcomers")]
     return Row(
         method=runs[0].method,
         point=runs[0].point,
@@ -123,7 +125,8 @@ def _row(runs: list[Run], reference: list[Run] | None, budget: list[Run]) -> Row
         before=interval([result["accuracy_before_final_phase"]["mean"] for result in results]),
         test_loss=interval([mean(result["clients"]["test_loss"]) for result in results]),
         purity=mean([result["purity"] for result in results]),
-        newcomers=interval([_newcomers(result) for result in results]),
+        newcomers=interval([joined["accuracy"]["mean"] for joined in newcomers]),
+        newcomers_loss=interval([mean(joined["test_loss"]) for joined in newcomers]),
         multicast=_known([result["bytes"]["multicast"] for result in results]),
         point_to_point=_known([result["bytes"]["point_to_point"] for result in results]),
         models=_known([result["models_sent"] for result in results]),
@@ -137,11 +140,6 @@ def _row(runs: list[Run], reference: list[Run] | None, budget: list[Run]) -> Row
 
 def _by_seed(runs: list[Run]) -> dict[int, float | None]:
     return {run.seed: run.result["accuracy"]["mean"] for run in runs}
-
-
-def _newcomers(result: Json) -> float | None:
-    joined = result.get("newcomers")
-    return joined["accuracy"]["mean"] if joined else None
 
 
 def _known(numbers: Sequence[float]) -> float:

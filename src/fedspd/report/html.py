@@ -9,9 +9,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedspd.core.named import options_table
 from fedspd.report import figures, tables
 from fedspd.report.comparison import Comparison, Interval, Row
-from fedspd.report.runs import TABLES, Run, flat, table_of
+from fedspd.report.runs import TABLES, Run, flat
 from fedspd.report.style import STYLE
 from fedspd.report.tables import Column
 
@@ -179,7 +180,7 @@ def _what(comparison: Comparison) -> str:
 def _options(runs: list[Run], method: str) -> str:
     """The method's own, those apart that vary."""
     run = next(run for run in runs if run.method == method)
-    table = table_of(method)
+    table = options_table(method)
     options = run.config.get(table, {})
     return ", ".join(f"{key}={value}" for key, value in options.items() if f"{table}.{key}" not in run.point)
 

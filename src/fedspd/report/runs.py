@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedspd.core.errors import RecordError
+from fedspd.core.named import options_table
 from fedspd.record import Json, Record
 
 Numbers = Sequence[float | None]
@@ -56,14 +57,9 @@ class Run:
         return f"{label(self.method, self.point)}, seed {self.seed}"
 
 
-def table_of(method: str) -> str:
-    """Where the config has the options of a method."""
-    return "options" if ":" in method else method
-
-
 def shared(method: str, point: Json) -> Json:
     """The point without the method's own options: where a method that has no such options stands."""
-    return {key: value for key, value in point.items() if not key.startswith(f"{table_of(method)}.")}
+    return {key: value for key, value in point.items() if not key.startswith(f"{options_table(method)}.")}
 
 
 def label(method: str, point: Json) -> str:
@@ -234,7 +230,7 @@ def _of_a_method(key: str) -> bool:
 
 def _settings(run: Run) -> Json:
     """What a run was told, but its method and seed, its data, which are the same, and the options of other methods."""
-    kept = {key: value for key, value in run.config.items() if not isinstance(value, dict) or key in (*TABLES, table_of(run.method))}
+    kept = {key: value for key, value in run.config.items() if not isinstance(value, dict) or key in (*TABLES, options_table(run.method))}
     return {key: value for key, value in flat(kept).items() if key not in ("method", "seed") and not _about_data(key)}
 
 

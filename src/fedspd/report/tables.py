@@ -11,6 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from fedspd.record import Json
 from fedspd.report.comparison import Comparison, Interval, Row
 from fedspd.report.runs import Run, canonical, mean
 
@@ -55,6 +56,11 @@ def _steps(row: Row) -> str:
 
 def loss(mean: float | None) -> str:
     return MISSING if mean is None else f"{mean:.3g}"
+
+
+def in_words(clients: Json) -> str:
+    right = clients["accuracy"]["mean"]
+    return f"a test loss of {loss(mean(clients['test_loss']))}" if right is None else f"an accuracy of {percent(right)} %"
 
 
 COLUMNS = [
@@ -113,6 +119,14 @@ COLUMNS = [
         max,
     ),
     Column(
+        "newcomers' loss",
+        "test loss of the clients that joined after training",
+        lambda row: loss(row.newcomers_loss.mean),
+        lambda row: row.newcomers_loss.mean,
+        min,
+        in_terminal=False,
+    ),
+    Column(
         "MB multicast",
         "megabytes sent if one sending reaches all neighbours",
         lambda row: megabytes(row.multicast),
@@ -165,7 +179,7 @@ def places(comparison: Comparison, row: Row) -> list[str]:
 def terminal(comparison: Comparison, fits: Callable[[Table], bool]) -> Table:
     """As many columns as fit, but the accuracy at least, or the loss of a regression; the report has all of them."""
     score = "accuracy" if any(row.accuracy.mean is not None for row in comparison.rows) else "loss"
-    kept = [column for column in columns(comparison) if column.in_terminal or column.title == f"test {score}"]
+    kept = [column for column in columns(comparison) if column.in_terminal or column.title in (f"test {score}", f"newcomers' {score}")]
     tables = (_terminal(comparison, kept[:count], score) for count in range(len(kept), 1, -1))
     return next((table for table in tables if fits(table)), _terminal(comparison, kept[:2], score))
 
@@ -211,7 +225,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _numbers(run: Run, axes: list[str]) -> dict[str, Any]:
-    result = run.result
+    result, joined = run.result, run.result.get("newcomers")
     return {
         "method": run.method,
         "seed": run.seed,
@@ -222,7 +236,8 @@ def _numbers(run: Run, axes: list[str]) -> dict[str, Any]:
         "lowest": result["accuracy"]["lowest"],
         "accuracy_before_final_phase": result["accuracy_before_final_phase"]["mean"],
         "test_loss": mean(result["clients"]["test_loss"]),
-        "newcomers": result["newcomers"]["accuracy"]["mean"] if result.get("newcomers") else None,
+        "newcomers": joined["accuracy"]["mean"] if joined else None,
+        "newcomers_test_loss": mean(joined["test_loss"]) if joined else None,
         "purity": result["purity"],
         "bytes_multicast": result["bytes"]["multicast"],
         "bytes_point_to_point": result["bytes"]["point_to_point"],
