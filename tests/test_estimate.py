@@ -29,6 +29,16 @@ def test_rounds_that_send_more_than_others_count_as_often_as_they_come(rounds):
     assert found["bytes"]["point_to_point"] == pytest.approx(run["bytes"]["point_to_point"], rel=0.25)
 
 
+@pytest.mark.parametrize("rounds", [1, 30, 60])
+def test_a_warm_up_counts_for_as_long_as_it_lasts(rounds):
+    """Ten rounds in which everybody sends to all neighbours and trains on all examples; then only part of them does."""
+    settings = ["clients=10", f"rounds={rounds}", "topology.kind=ring", "data.examples=20", "sgd.epochs=1", "sgd.batch=10"]
+    config = load(None, [*settings, "fedspd.warmup=10", "fedspd.final_epochs=1", "evaluate_every=100"])
+    found, run = estimate(build(config)), fedspd.run(config).summary
+    assert found["bytes"]["point_to_point"] == pytest.approx(run["bytes"]["point_to_point"], rel=0.1)
+    assert found["steps"] == pytest.approx(run["steps"], rel=0.1)
+
+
 def test_fedspd_is_near():
     config = load(None, ["rounds=20", "sgd.batch=10", "fedspd.align_every=0"])
     found, run = estimate(build(config)), fedspd.run(config).summary

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import itertools
 import multiprocessing
 import resource
 import sys
@@ -20,38 +19,59 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import SERVER, Traffic
 from fedspd.engines.block import Plan
+from fedspd.engines.engine import RoundReport
 from fedspd.engines.processes import give_memory_back
 from fedspd.engines.simulator import Simulator
 from fedspd.record import Json
 
 SAMPLE = 6  # clients that try a round
 REHEARSED = 256 << 20  # bytes of state that a rehearsal handles
-ROUNDS = 10  # of a rehearsal: a method may do and send more in some of them
+ROUNDS = 40  # of a rehearsal at most
+IDLE_ROUNDS = 10  # that show how much memory rounds take
+GOLDEN = 5**0.5 / 2 - 0.5  # its multiples, without what is whole in them, lie evenly in any number of intervals
 
 
 def estimate(experiment: Experiment, workers: int = 1) -> Json:
-    """Memory, bytes, gradient steps and seconds. Evaluation is not counted, nor is the final phase but for its steps' time."""
+    """Memory, bytes, gradient steps and seconds. Evaluation is not counted."""
     config, plan = experiment.config, experiment.plan
     sample = plan.first(SAMPLE)
+    graph = experiment.topology.at(1)
+    everybody = Graph.complete(len(sample.train), server=graph.server)
     engine = Simulator(sample)
     engine.begin()
-    graph = experiment.topology.at(1)
-    report = engine.round(max(2, config.rounds // 2 + 1), Graph.complete(len(sample.train), server=graph.server))  # the first one is longer
+    report = engine.round(max(2, config.rounds // 2 + 1), everybody)  # the first one is longer
     final = engine.finish(config.rounds + 1)
+    rehearsed = _rehearsed(sample, everybody, config.rounds)
+    steps = sum(often * idle.steps for often, idle in rehearsed)
+    busy = report.seconds["total"] * (steps / report.steps if report.steps else config.rounds)
     clients = plan.clients / len(sample.train)
-    rounds = config.rounds + plan.learner.sgd.first_round - 1
-    seconds = (report.seconds["total"] * rounds + final.seconds["total"]) * clients / min(workers, plan.clients)
     return {
         "clients": plan.clients,
         "rounds": config.rounds,
         "numbers_in_a_model": plan.learner.size,
         "memory": _memory(experiment, engine, report.traffic, workers),
-        "bytes": _bytes(_usual_traffic(sample, graph.server, config.rounds), len(sample.train), graph, config.rounds),
-        "steps": round((report.steps * rounds + final.steps) * clients),
-        "seconds": round(seconds, 1),
+        "bytes": _bytes(rehearsed, len(sample.train), graph),
+        "steps": round((steps + final.steps) * clients),
+        "seconds": round((busy + final.seconds["total"]) * clients / min(workers, plan.clients), 1),
         "from": f"one round and the final phase of {len(sample.train)} clients, tests and checkpoints not counted; steps grow where "
         "clusters become uneven",
     }
+
+
+def _rehearsed(sample: Plan, everybody: Graph, rounds: int) -> list[tuple[float, RoundReport]]:
+    """Idle rounds of the sample, each with how often it counts: a method may do and send more in some rounds than in others."""
+    engine = Simulator(dataclasses.replace(sample, learner=Idle(sample.learner)))
+    engine.begin()
+    first, *others = _some(rounds)
+    often = [1.0, *[(rounds - 1) / max(1, len(others))] * len(others)]
+    return [(count, engine.round(t, everybody)) for count, t in zip(often, [first, *others], strict=True)]
+
+
+def _some(rounds: int) -> list[int]:
+    """All rounds, or as many as a rehearsal has: the first, which is longer, and others that follow no rhythm that a method may have."""
+    if rounds <= ROUNDS:
+        return list(range(1, rounds + 1))
+    return [1, *sorted({2 + int((i * GOLDEN % 1) * (rounds - 1)) for i in range(ROUNDS - 1)})]
 
 
 # ---- memory
@@ -64,6 +84,11 @@ class Idle(Learner):
         self.__dict__.update(learner.__dict__)
 
     def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:
+        """Only counts its steps."""
+        rates, only_CE = options.get("rates"), options.get("only_CE")
+        count_C = data.counts_C if only_CE is None else only_CE.sum(1)
+        epochs = len(self.sgd.rates(key.round) if rates is None else rates)
+        self.steps += epochs * int((count_C / self.sgd.batch).ceil().sum())
         return model_CP.clone()
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
@@ -113,7 +138,7 @@ def _idle_rounds(plan: Plan, graph: Graph, rounds: int, answer: Connection) -> N
     before = _peak()
     engine = Simulator(plan)
     engine.begin()
-    for t in range(1, min(rounds, ROUNDS) + 1):
+    for t in range(1, min(rounds, IDLE_ROUNDS) + 1):
         engine.round(t, graph)
     engine.finish(rounds + 1)
     answer.send((before, _peak()))
@@ -134,19 +159,11 @@ def _peak() -> int:
 # ---- traffic
 
 
-def _usual_traffic(sample: Plan, server: bool, rounds: int) -> list[list[Traffic]]:
-    """Of some rounds: a method may send more in one than in another."""
-    engine = Simulator(dataclasses.replace(sample, learner=Idle(sample.learner)))
-    engine.begin()
-    everybody = Graph.complete(len(sample.train), server=server)
-    return [engine.round(t, everybody).traffic for t in range(1, min(rounds, ROUNDS) + 1)]
-
-
-def _bytes(sent: list[list[Traffic]], sample: int, graph: Graph, rounds: int) -> Json:
-    """Models per directed edge, and per client where one sending reaches all, as the sample had them in a round on average."""
+def _bytes(rehearsed: list[tuple[float, RoundReport]], sample: int, graph: Graph) -> Json:
+    """Models per directed edge, and per client where one sending reaches all, as the sample had them."""
     clients, edges = graph.clients, int(graph.degree.sum())
     found = {"multicast": 0.0, "point_to_point": 0.0}
-    for traffic in itertools.chain(*sent):
+    for often, traffic in ((often, traffic) for often, idle in rehearsed for traffic in idle.traffic):
         up = int((traffic.transfer_T3[:, 0] != SERVER).sum())
         if graph.server:  # everybody to the server, and back; a mean is sent down once if all can hear it
             models, announced = len(traffic.transfer_T3) / sample * clients, clients
@@ -155,6 +172,6 @@ def _bytes(sent: list[list[Traffic]], sample: int, graph: Graph, rounds: int) ->
             models, announced = up / max(1, sample * (sample - 1)) * edges, edges
             copies = traffic.copies / sample * clients
         announcements = announced * traffic.announcement_bytes
-        found["point_to_point"] += models * traffic.model_bytes + announcements
-        found["multicast"] += copies * traffic.model_bytes + announcements
-    return {kind: round(count / len(sent) * rounds) for kind, count in found.items()}
+        found["point_to_point"] += often * (models * traffic.model_bytes + announcements)
+        found["multicast"] += often * (copies * traffic.model_bytes + announcements)
+    return {kind: round(count) for kind, count in found.items()}
