@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedspd import compare, experiment
 from fedspd.compare import jobs, parse_grid, run_all
@@ -35,6 +36,14 @@ class Heard:
 
 def results(folder):
     return {path.parent.name: json.loads(path.read_text())["hash"] for path in folder.glob("*/result.json")}
+
+
+def test_runs_on_a_gpu_take_turns_in_this_process(tmp_path, monkeypatch):
+    """There is none here: what is tested is that nothing forks."""
+    monkeypatch.setattr(compare, "device_of", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(compare, "_start", lambda *_: pytest.fail("a fork"))
+    run_all(jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2, Heard())
+    assert sorted(results(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]
 
 
 # ---- which runs

@@ -4,7 +4,8 @@ import pytest
 
 import fedspd
 from fedspd.config import load
-from fedspd.estimate import estimate
+from fedspd.core.learner import Learner
+from fedspd.estimate import Idle, estimate
 from fedspd.experiment import build
 
 SMALL = ["clients=8", "rounds=4", "data.examples=30", "topology.degree=4", "sgd.batch=10", "sgd.epochs=1"]
@@ -47,3 +48,12 @@ def test_fedspd_is_near():
     assert 0.5 < found["steps"] / run["steps"] < 2
     assert found["seconds"] > 0
     assert found["memory"]["total"] == sum(count for part, count in found["memory"].items() if part != "total")
+
+
+def test_a_rehearsal_is_on_the_cpu_wherever_the_run_is():
+    """Its memory is looked at in a fork, which cannot use a GPU; `meta` stands for one here."""
+    plan = build(load(None, SMALL)).plan
+    there = Learner(plan.learner.factory, plan.learner.sgd, plan.learner.loss, "meta")
+    idle = Idle(there)
+    assert (idle.device.type, idle.flat.device.type, idle.size) == ("cpu", "cpu", plan.learner.size)
+    assert Idle(plan.learner).flat is plan.learner.flat  # no second model where it is not needed

@@ -92,7 +92,7 @@ def learner(
     factory = partial(models.build, name, shape, classes, small=table.small, hidden=table.hidden)
     if model is not None:
         name, factory = "the given model", partial(model, shape, classes)
-    sgd, loss, device = Sgd(**dict(config.sgd)), _loss(config, classes), _device(config)  # type: ignore[attr-defined]
+    sgd, loss, device = Sgd(**dict(config.sgd)), _loss(config, classes), device_of(config)  # type: ignore[attr-defined]
     try:
         made = Learner(factory, sgd, loss, device, getattr(torch, config.dtype))
         x, y = (torch.zeros(2, *shape), None) if examples is None else (examples[0][:2], examples[1][:2])
@@ -114,7 +114,7 @@ def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, n
         raise ConfigError(f"model.name = '{name}': its output for {len(x)} examples has shape {found}; expected {expected}, {meaning}.")
 
 
-def _device(config: Base) -> torch.device:
+def device_of(config: Base) -> torch.device:
     best = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.empty(0, device=best if config.device == "auto" else config.device).device

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fedspd import experiment
-from fedspd.build import build
+from fedspd.build import build, device_of
 from fedspd.config import METHOD_TABLES, Base, as_dict, config_hash, parse_override, set_key, validate
 from fedspd.core.errors import ConfigError, FedspdError, RecordError, WorkerError
 from fedspd.core.named import options_table
@@ -112,7 +112,8 @@ def run_all(todo: Sequence[Job], folder: Path, workers: int, listener: Listener)
         if job.name in finished:
             listener(job, _finished(job))
     waiting = [job for job in todo if job.name not in finished]
-    at_once = max(1, min(workers, len(waiting)))
+    on_cpu = all(device_of(job.config).type == "cpu" for job in waiting)
+    at_once = max(1, min(workers, len(waiting))) if on_cpu else 1  # a fork cannot use a GPU that its parent has used
     if at_once == 1:
         _run_in_turn(waiting, folder, workers, listener)
     else:

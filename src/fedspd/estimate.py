@@ -81,7 +81,10 @@ class Idle(Learner):
     """A learner that learns nothing: what a round then allocates is what it needs besides the training of one client."""
 
     def __init__(self, learner: Learner) -> None:
-        self.__dict__.update(learner.__dict__)
+        if learner.device.type == "cpu":
+            self.__dict__.update(learner.__dict__)
+        else:  # a fork cannot use a GPU that its parent has used
+            super().__init__(learner.factory, learner.sgd, learner.loss, "cpu", learner.dtype)
 
     def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:
         """Only counts its steps."""
