@@ -180,6 +180,18 @@ def test_events_say_everything(result):
     assert result.summary["models_sent"] == len(first["traffic"][0]["models"]) + len(second["traffic"][0]["models"])
 
 
+def test_where_the_graph_changes_every_round_says_which_edges_it_had():
+    result = fedspd.run(TINY | {"clients": 6, "method": "fedavg", "topology": {"kind": "ring", "remove": 0.5}, "rounds": 4})
+    rounds = [event for event in result.events() if event["event"] == "round"]
+    assert rounds[0]["edges"] == json.loads((result.folder / "topology.json").read_text())["list"]
+    assert len({str(event["edges"]) for event in rounds}) > 1
+    for event in rounds:
+        (traffic,) = event["traffic"]
+        both_ways = {(i, j) for i, j in event["edges"]} | {(j, i) for i, j in event["edges"]}
+        assert {(sender, receiver) for sender, receiver, _ in traffic["models"]} == both_ways
+        assert traffic["announcements"] == len(both_ways)
+
+
 def test_the_shares_that_fedsofts_server_asks_for_are_no_models():
     """Each of two clients is picked for both clusters: two votes up and two means down, in each of two rounds."""
     star = TINY | {"method": "fedsoft", "clients": 2, "rounds": 2, "topology": {"kind": "star"}, "fedsoft": {"select": 2}}

@@ -29,6 +29,9 @@ def test_newcomers_are_scored_beside_the_others_alike_with_any_number_of_workers
     assert with_two["steps"] == again["steps"]  # the newcomers' own steps are told apart
     assert 0 <= with_two["newcomers"]["accuracy"]["mean"] <= 1
     assert len(with_two["newcomers"]["test_loss"]) == 2
+    senders = {(i, j) for i, j in with_two["newcomers"]["edges"]}
+    assert len(senders) == 6
+    assert all(i < 6 <= j for i, j in senders)
     clusters = {"fedavg": 1, "pfedme": 1, "local": 0}.get(method, 2)
     assert with_two["newcomers"]["models"] == 2 * 3 * clusters  # two newcomers, three neighbours each
 

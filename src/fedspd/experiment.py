@@ -220,9 +220,12 @@ def _restore(engine: Engine, record: Record) -> int:
 def _rounds(experiment: Experiment, engine: Engine, record: Record, done: int, listener: Listener) -> None:
     rounds, saved_at, cost = experiment.config.rounds, time.perf_counter(), 0.0
     for t in range(done + 1, rounds + 1):
-        report = engine.round(t, experiment.topology.at(t))
+        graph = experiment.topology.at(t)
+        report = engine.round(t, graph)
         measures = engine.measure() if t % experiment.config.evaluate_every == 0 or t == rounds else None
         event = round_event(t, experiment.plan.learner.sgd.rate(t), report, measures)
+        if experiment.config.topology.remove:
+            event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
         record.append(event)
         listener(event)
         now = time.perf_counter()
@@ -248,7 +251,7 @@ def _newcomers(experiment: Experiment, engine: Engine, t: int) -> Json:
     assert experiment.newcomers is not None
     graph = attached(experiment.topology.at(t - 1), experiment.newcomers.clients, Key(experiment.config.seed))
     measures, sent = welcome(experiment.newcomers, graph, engine.shared(), t)
-    return {**measured(measures), **sent}
+    return {**measured(measures), **sent, "edges": [] if graph.server else graph.edges().tolist()}
 
 
 # ---- what comes out
