@@ -1,5 +1,6 @@
 """The scripts of docs/results.md, on small data."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 
 import centers
 import fedspd
+import finetune
 import informed
+from fedspd.compare import jobs, run_all
+from fedspd.config import load
 
 SMALL = {"clients": 4, "rounds": 3, "data": {"examples": 60}, "topology": {"degree": 2}, "fedspd": {"final_epochs": 1}}
 
@@ -21,6 +25,22 @@ def test_the_blend_of_the_centers_is_what_the_run_was_scored_with_before_its_fin
     found = dict(zip(heading, line, strict=True))
     assert float(found["blend"]) == round(100 * result.summary["accuracy_before_final_phase"]["mean"], 1)
     assert 50 <= float(found["major"]) <= min(float(found["truth"]), float(found["label"])) <= 100
+
+
+def test_finetuning_afterwards_is_finetuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = load(overrides=["clients=4", "rounds=3", "data.examples=60", "topology.degree=2", "fedspd.final_epochs=1"])
+    run_all(jobs(base, ["fedspd", "fedavg"], 2), tmp_path / "c", 1, lambda job, event: None)
+    finetune.main(tmp_path / "c", 5)
+    results = {path.parent.name: json.loads(path.read_text())["accuracy"]["mean"] for path in (tmp_path / "c").glob("*/result.json")}
+    tuned = [fedspd.run(load(tmp_path / "c" / f"fedavg,seed={s}" / "config.toml", ["fedavg.finetune=5"])) for s in (0, 1)]
+    after = [result.summary["accuracy"]["mean"] for result in tuned]
+    before, against = [results[f"fedavg,seed={s}"] for s in (0, 1)], [results[f"fedspd,seed={s}"] for s in (0, 1)]
+    assert before != after
+    assert capsys.readouterr().out.split()[::3] == [
+        f"{50 * sum(before):.1f}",
+        f"{50 * sum(after):.1f}",
+        f"{50 * (sum(after) - sum(against)):+.1f}".replace("-", "−"),
+    ]
 
 
 def test_together_counts_examples_beside_most_of_their_kind() -> None:
