@@ -38,14 +38,6 @@ def results(folder):
     return {path.parent.name: json.loads(path.read_text())["hash"] for path in folder.glob("*/result.json")}
 
 
-def test_runs_on_a_gpu_take_turns_in_this_process(tmp_path, monkeypatch):
-    """There is none here: what is tested is that nothing forks."""
-    monkeypatch.setattr(compare, "device_of", lambda config: torch.device("cuda"))
-    monkeypatch.setattr(compare, "_start", lambda *_: pytest.fail("a fork"))
-    run_all(jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2, Heard())
-    assert sorted(results(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]
-
-
 # ---- which runs
 
 
@@ -227,3 +219,11 @@ def _until(condition, seconds=60):
 def test_the_run_folders_come_back_in_order(whole):
     todo = jobs(base(), ["fedspd", "fedavg", "local"], 2)
     assert run_all(todo, whole, 4, Heard()) == [Path(whole) / job.name for job in todo]
+
+
+def test_runs_on_a_gpu_take_turns_in_this_process(tmp_path, monkeypatch):
+    """There is none here: what is tested is that nothing forks."""
+    monkeypatch.setattr(compare, "device_of", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(compare, "_start", lambda *_: pytest.fail("a fork"))
+    run_all(jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2, Heard())
+    assert sorted(results(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]
