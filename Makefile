@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long bench bench-peers chaos docs clean
+.PHONY: help install demo test test-long bench bench-packages chaos docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,8 @@ test-long: $(INSTALLED)  ## the tests that take minutes
 bench: $(INSTALLED)  ## how fast this machine trains: ratios, each with its target
 	$(BIN)/fedspd bench
 
-bench-peers: $(INSTALLED)  ## other simulators on the same work, each installed into an environment of its own
-	$(BIN)/python benchmarks/peers/run.py
+bench-packages: $(INSTALLED)  ## other simulators on the same work, each installed into an environment of its own
+	$(BIN)/python benchmarks/packages/run.py
 
 chaos: $(INSTALLED)  ## every fault on eight real peers in network namespaces (Linux, as root); writes the table of docs/reliability.md
 	PYTHONPATH=tools $(BIN)/python -m chaos
@@ -44,5 +44,5 @@ docs: $(INSTALLED)  ## write docs/config.md anew from the code
 	$(BIN)/python tools/config_reference.py > docs/config.md
 
 clean:  ## remove .venv and all caches; runs/ stays
-	rm -rf .venv .venv-peers .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist src/*.egg-info
+	rm -rf .venv .venv-packages .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist src/*.egg-info
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,12 +13,18 @@ import ray
 from ray.cluster_utils import Cluster
 
 import fedspd
-from fedspd.build import build
 from fedspd.core.graph import Graph
-from fedspd.engines.block import Header
 from fedspd.engines.ray_cluster import RayCluster, joined, pack
+from fedspd.experiment.build import build_experiment
+from fedspd.runtime.announcements import Announcements
 
-SETTINGS = ["clients=20", "data.examples=60", "topology.degree=4", "sgd.epochs=1", "model.hidden=3000"]
+SETTINGS = [
+    "clients=20",
+    "data.examples=60",
+    "topology.degree=4",
+    "training.epochs=1",
+    "model.hidden=3000",
+]
 ROUNDS = 5
 
 
@@ -27,14 +33,18 @@ class Counting(RayCluster):
 
     predicted = 0
 
-    def _exchange(self, graph: Graph, header: Header) -> list[Header | None]:
+    def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
         models = sum(len(parcel.client_T) for parcel in pack(graph, header, self.blocks))
         self.predicted += models * header.size * self.plan.learner.flat.element_size()
         return super()._exchange(graph, header)
 
 
 def looped() -> int:
-    (line,) = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
+    (line,) = [
+        line
+        for line in Path("/proc/net/dev").read_text().splitlines()
+        if line.strip().startswith("lo:")
+    ]
     return int(line.split(":")[1].split()[0])
 
 
@@ -45,8 +55,10 @@ def counted(action: Callable[[], Any]) -> int:
 
 
 def main() -> None:
-    experiment = build(fedspd.load(overrides=SETTINGS))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    experiment = build_experiment(fedspd.load(overrides=SETTINGS))
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=1)
     with joined(cluster.address, None), tempfile.TemporaryDirectory() as folder:
         show(experiment, Path(folder))
@@ -65,8 +77,12 @@ def show(experiment: Any, folder: Path) -> None:
         before = engine.predicted
         found = counted(lambda t=t: engine.round(t, graph))
         said = engine.predicted - before
-        print(f"round {t}: formula {said / 1e6:7.2f} MB ({said // model} models), measured {found / 1e6:7.2f} MB")
-    print(f"evaluation: {counted(engine.measure) / 1e6:.2f} MB; checkpoint: {counted(lambda: engine.save(folder)) / 1e6:.2f} MB")
+        print(
+            f"round {t}: formula {said / 1e6:7.2f} MB ({said // model} models), measured {found / 1e6:7.2f} MB"
+        )
+    print(
+        f"evaluation: {counted(engine.measure) / 1e6:.2f} MB; checkpoint: {counted(lambda: engine.save(folder)) / 1e6:.2f} MB"
+    )
     print(f"ten seconds of silence: {counted(lambda: time.sleep(10)) / 1e6:.2f} MB")
     engine.close()
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from fedspd.bench.rounds import small_network, timed_rounds
-from fedspd.report.figures import GREY, PALETTE, SMALL, TEXT, WIDTH, svg
+from fedspd.reporting.figures import GREY, PALETTE, SMALL, TEXT, WIDTH, svg
 
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
 TURNS = 5
@@ -29,14 +29,21 @@ AXES: dict[str, tuple[str, list[int]]] = {
 
 def main() -> None:
     figure = Figure(figsize=(WIDTH * 1.4, 5.0), layout="constrained")
-    for axes, (key, (label, values)) in zip(figure.subplots(2, 2).ravel(), AXES.items(), strict=True):
+    for axes, (key, (label, values)) in zip(
+        figure.subplots(2, 2).ravel(), AXES.items(), strict=True
+    ):
         found = [measure({**USUAL, key: value}) for value in values]
         places = [place(key, value) for value in values]
         for x, (whole, rest) in zip(places, found, strict=True):
-            print(f"{label:22} {x:9,} {whole:9.4f} s {rest:9.4f} s without training and losses", flush=True)
+            print(
+                f"{label:22} {x:9,} {whole:9.4f} s {rest:9.4f} s without training and losses",
+                flush=True,
+            )
         draw(axes, label, places, found)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=3, loc="outside lower center", fontsize=SMALL, frameon=False)
+    figure.legend(
+        handles, labels, ncols=3, loc="outside lower center", fontsize=SMALL, frameon=False
+    )
     PICTURE.write_bytes(svg(figure))
 
 

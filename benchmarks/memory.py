@@ -17,9 +17,9 @@ import numpy as np
 import typer
 
 import fedspd
-from fedspd.build import build
-from fedspd.config import Base, load
-from fedspd.estimate import estimate
+from fedspd.config import ExperimentConfig, load
+from fedspd.experiment.build import build_experiment
+from fedspd.experiment.estimate import estimate
 
 LOOK = 0.05  # seconds
 EXAMPLES, FEATURES, CLASSES = 8, 32, 8
@@ -60,9 +60,11 @@ class Highest(threading.Thread):
             self.bytes = max(self.bytes, whole())
 
 
-def expected(config: Base, arrays: tuple[np.ndarray, ...], workers: int) -> tuple[int, int]:
+def expected(
+    config: ExperimentConfig, arrays: tuple[np.ndarray, ...], workers: int
+) -> tuple[int, int]:
     """Parameters of a model, and bytes of the run; nothing of it is left when the run begins."""
-    experiment = build(config, arrays)
+    experiment = build_experiment(config, arrays)
     return experiment.plan.learner.size, estimate(experiment, workers)["memory"]["total"]
 
 
@@ -72,8 +74,24 @@ def main(
     rounds: Annotated[int, typer.Option()] = 10,
     workers: Annotated[int, typer.Option()] = 2,
 ) -> None:
-    settings = ["data.mixture=permutation", "model.name=mlp", "sgd.batch=10", "sgd.epochs=1", "fedspd.final_epochs=1", "topology.degree=6"]
-    config = load(None, [f"clients={clients}", f"rounds={rounds}", f"data.examples={EXAMPLES}", f"model.hidden={hidden}", *settings])
+    settings = [
+        "data.mixture=permutation",
+        "model.name=mlp",
+        "training.batch=10",
+        "training.epochs=1",
+        "fedspd.final_epochs=1",
+        "topology.degree=6",
+    ]
+    config = load(
+        None,
+        [
+            f"clients={clients}",
+            f"rounds={rounds}",
+            f"data.examples={EXAMPLES}",
+            f"model.hidden={hidden}",
+            *settings,
+        ],
+    )
     arrays = data(clients)
     parameters, predicted = expected(config, arrays, workers)
     numbers = clients * config.clusters * parameters * 4
@@ -84,7 +102,9 @@ def main(
     seconds = time.perf_counter() - started
     highest.ended.set()
     highest.join()
-    print(f"{clients:,} clients, {parameters:,} parameters, {rounds} rounds, {workers} workers: {seconds:.0f} s")
+    print(
+        f"{clients:,} clients, {parameters:,} parameters, {rounds} rounds, {workers} workers: {seconds:.0f} s"
+    )
     print(f"N x S x P numbers {numbers / 1e6:,.0f} MB; predicted {predicted / 1e6:,.0f} MB, measured {highest.bytes / 1e6:,.0f} MB "
           f"({100 * (predicted / highest.bytes - 1):+.1f} %)")  # fmt: skip
 

@@ -14,7 +14,7 @@ from fedspd.bench.rows import Size
 from fedspd.bench.training import KEY, SGD, block, network
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.engines.processes import keep_memory
+from fedspd.runtime.processes import keep_memory
 
 SIZE = Size(clients=4, examples=300, turns=1, growth=())
 KINDS = {  # the first that occurs in an operator's name
@@ -53,7 +53,11 @@ def main() -> None:
     share = shares(profiler)
     for name, part in share.most_common():
         print(f"{name:26} {100 * part:5.1f} %")
-    show_limit(learner, per_step, per_step * sum(part for name, part in share.items() if "convolutions" in name))
+    show_limit(
+        learner,
+        per_step,
+        per_step * sum(part for name, part in share.items() if "convolutions" in name),
+    )
 
 
 def shares(profiler: profile) -> Counter[str]:
@@ -76,11 +80,19 @@ def show_limit(learner: Learner, step: float, convolving: float) -> None:
     with FlopCounterMode(display=False) as counter:
         learner.loss(learner.module(x), y).mean().backward()
     operations = counter.get_total_flops()
-    convolved = sum(count for operator, count in counter.get_flop_counts()["Global"].items() if "convolution" in str(operator))
+    convolved = sum(
+        count
+        for operator, count in counter.get_flop_counts()["Global"].items()
+        if "convolution" in str(operator)
+    )
     limit = matrix_rate()
     print(f"a product of two 1024 x 1024 matrices: {limit / 1e9:.0f} GFLOP/s")
-    print(f"a step: {1000 * step:.2f} ms, {operations / 1e9:.3f} GFLOP, {operations / step / 1e9:.0f} GFLOP/s")
-    print(f"its convolutions: {1000 * convolving:.2f} ms, {convolved / 1e9:.3f} GFLOP, {convolved / convolving / 1e9:.0f} GFLOP/s")
+    print(
+        f"a step: {1000 * step:.2f} ms, {operations / 1e9:.3f} GFLOP, {operations / step / 1e9:.0f} GFLOP/s"
+    )
+    print(
+        f"its convolutions: {1000 * convolving:.2f} ms, {convolved / 1e9:.3f} GFLOP, {convolved / convolving / 1e9:.0f} GFLOP/s"
+    )
 
 
 def matrix_rate(n: int = 1024, times: int = 20) -> float:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from fedspd.bench import plain
-from fedspd.engines.processes import keep_memory
 from fedspd.models import PaperCNN
 from fedspd.models.dropout import Dropout
+from fedspd.runtime.processes import keep_memory
 
 STEPS, TURNS = 40, 7
 Step = Callable[[], None]
@@ -82,7 +82,9 @@ def milliseconds(run: Step) -> float:
 
 def compare(variants: dict[str, Step]) -> dict[str, float]:
     turns = [[milliseconds(run) for run in variants.values()] for _ in range(TURNS + 1)][1:]
-    return {name: median(found) for name, found in zip(variants, zip(*turns, strict=True), strict=True)}
+    return {
+        name: median(found) for name, found in zip(variants, zip(*turns, strict=True), strict=True)
+    }
 
 
 def main() -> None:
@@ -90,15 +92,24 @@ def main() -> None:
     ((x, y),) = plain.pixels(1, 300)
     last = torch.channels_last
     x_last = x.contiguous(memory_format=last)
-    patches = nn.functional.unfold(x, 5, padding=2).transpose(1, 2).reshape(len(x), 28, 28, 25).contiguous()
+    patches = (
+        nn.functional.unfold(x, 5, padding=2)
+        .transpose(1, 2)
+        .reshape(len(x), 28, 28, 25)
+        .contiguous()
+    )
     ours = network().to(memory_format=last)
     variants = {
         "plain loop": step(plain.PlainCNN(), x, y),
         "channels-last": step(plain.PlainCNN().to(memory_format=last), x_last, y),
         "... and ReLU after pooling": step(late_relu().to(memory_format=last), x_last, y),
         "... and cheap dropout": step(ours, x_last, y),
-        "    with pooling by slices": step(network(pool=SlicedPool).to(memory_format=last), x_last, y),
-        "    with patches cut beforehand": step(network(FromPatches(25, 10)).to(memory_format=last), patches, y),
+        "    with pooling by slices": step(
+            network(pool=SlicedPool).to(memory_format=last), x_last, y
+        ),
+        "    with patches cut beforehand": step(
+            network(FromPatches(25, 10)).to(memory_format=last), patches, y
+        ),
     }
     if "--no-compile" not in sys.argv:
         variants["    with torch.compile"] = compiled(network().to(memory_format=last), x_last, y)
@@ -110,7 +121,9 @@ def main() -> None:
 
 
 def compiled(module: nn.Module, x: Tensor, y: Tensor) -> Step:
-    torch.compiler.config.force_disable_caches = True  # else the second run of this script would say less
+    torch.compiler.config.force_disable_caches = (
+        True  # else the second run of this script would say less
+    )
     run = step(torch.compile(module), x, y)
     started = time.perf_counter()
     run()

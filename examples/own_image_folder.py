@@ -22,6 +22,12 @@ def write_images(folder: Path) -> None:
 
 with TemporaryDirectory() as folder:
     write_images(Path(folder))
-    config = {"clients": 8, "rounds": 10, "data": {"name": folder}, "sgd": {"lr": 0.1, "batch": 20}, "fedspd": {"warmup": 4}}
+    config = {
+        "clients": 8,
+        "rounds": 10,
+        "data": {"name": folder},
+        "training": {"lr": 0.1, "batch": 20},
+        "fedspd": {"warmup": 4},
+    }
     result = fedspd.run(config)
 print(f"Test accuracy, mean over {len(result.accuracy)} clients: {result.accuracy.mean():.1%}")

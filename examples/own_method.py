@@ -32,12 +32,18 @@ class Ditto:
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
-        neighbourhood = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
-        return State(neighbourhood.mean(only_C1).model_CMP[:, 0], self.personalise(learner, state, data, key))
+        neighbourhood = yield Exchange(
+            only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1
+        )
+        return State(
+            neighbourhood.mean(only_C1).model_CMP[:, 0], self.personalise(learner, state, data, key)
+        )
 
     def personalise(self, learner: Learner, state: State, data: Block, key: Key) -> Tensor:
         pull_C = torch.full((len(data),), self.pull)
-        return learner.train(state.personal_CP, data, key.of("personal"), anchor_CP=state.model_CP, pull_C=pull_C)
+        return learner.train(
+            state.personal_CP, data, key.of("personal"), anchor_CP=state.model_CP, pull_C=pull_C
+        )
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         return state
@@ -49,11 +55,19 @@ class Ditto:
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        w_CP = neighbourhood.mean_or_kept(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        w_CP = neighbourhood.mean_or_own(self.begin(learner, data, key).model_CP[:, None])[:, 0]
         return State(w_CP, self.personalise(learner, State(w_CP, w_CP), data, key))
 
 
 if __name__ == "__main__":
-    config = {"clients": 8, "rounds": 10, "data": {"mixture": "dirichlet"}, "sgd": {"lr": 0.1, "batch": 20}, "options": {"pull": 1.0}}
+    config = {
+        "clients": 8,
+        "rounds": 10,
+        "data": {"mixture": "dirichlet"},
+        "training": {"lr": 0.1, "batch": 20},
+        "options": {"pull": 1.0},
+    }
     for method in ("own_method:Ditto", "fedavg"):
-        print(f"{method}: {fedspd.run({**config, 'method': method}).accuracy.mean():.1%}, mean over 8 clients")
+        print(
+            f"{method}: {fedspd.run({**config, 'method': method}).accuracy.mean():.1%}, mean over 8 clients"
+        )

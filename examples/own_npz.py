@@ -12,8 +12,16 @@ import fedspd
 digits = load_digits()
 with TemporaryDirectory() as folder:
     path = Path(folder) / "digits.npz"
-    np.savez(path, x=(digits.images * 15).astype(np.uint8), y=digits.target)  # whole numbers from 0 to 255 are images
+    np.savez(
+        path, x=(digits.images * 15).astype(np.uint8), y=digits.target
+    )  # whole numbers from 0 to 255 are images
 
-    config = {"clients": 8, "rounds": 10, "data": {"name": str(path)}, "sgd": {"lr": 0.1, "batch": 20}, "fedspd": {"warmup": 4}}
+    config = {
+        "clients": 8,
+        "rounds": 10,
+        "data": {"name": str(path)},
+        "training": {"lr": 0.1, "batch": 20},
+        "fedspd": {"warmup": 4},
+    }
     result = fedspd.run(config)
 print(f"Test accuracy, mean over {len(result.accuracy)} clients: {result.accuracy.mean():.1%}")

@@ -15,18 +15,24 @@ def slope(shape: tuple[int, ...], classes: int) -> nn.Module:
 random = np.random.default_rng(0)
 x = random.uniform(-2, 2, size=(2000, 1))
 true_slope = random.choice([2.0, -1.0], size=2000)
-y = true_slope * x[:, 0] + 0.1 * random.normal(size=2000)  # floating-point targets: a regression, with squared errors
+y = true_slope * x[:, 0] + 0.1 * random.normal(
+    size=2000
+)  # floating-point targets: a regression, with squared errors
 
 config = {
     "clients": 10,
     "rounds": 20,
     "data": {"mixture": "iid"},
     "topology": {"degree": 4},
-    "sgd": {"batch": 10},
+    "training": {"batch": 10},
     "fedspd": {"align_every": 1},  # neighbours agree every round on which line is cluster 0
 }
 result = fedspd.run(config, data=(x, y), model=slope)
 
-centers = np.array([result.state(client).centers_CSP[0, :, 0] for client in range(10)])  # one number per client and cluster
+centers = np.array(
+    [result.state(client).centers_CSP[0, :, 0] for client in range(10)]
+)  # one number per client and cluster
 for cluster, slopes in enumerate(centers.T):
-    print(f"cluster {cluster}: slope {slopes.mean():.2f}, from {slopes.min():.2f} to {slopes.max():.2f} over the clients")
+    print(
+        f"cluster {cluster}: slope {slopes.mean():.2f}, from {slopes.min():.2f} to {slopes.max():.2f} over the clients"
+    )

@@ -26,27 +26,42 @@ import torch
 from torch import Tensor
 
 from fedspd.algorithms.fedspd import State, blend, pick
-from fedspd.build import build
 from fedspd.config import load
 from fedspd.core.block import Block
 from fedspd.core.learner import Learner
-from fedspd.engines.block import BlockRunner
-from fedspd.record import Record
+from fedspd.experiment.build import build_experiment
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.storage.run_folder import RunFolder
 
 
 def main(folders: list[Path]) -> None:
-    print(f"{'run':72}" + "".join(f"{name:>8}" for name in ("blend", "outputs", "largest", "major", "truth", "label")))
+    print(
+        f"{'run':72}"
+        + "".join(
+            f"{name:>8}" for name in ("blend", "outputs", "largest", "major", "truth", "label")
+        )
+    )
     for folder in folders:
         runner = finished(folder)
-        train, assigned = runner.plan.train, runner.state.assignment_CE[runner.state.assignment_CE >= 0]
-        kinds = torch.zeros_like(assigned), torch.from_numpy(np.concatenate(runner.plan.truth)), torch.cat(list(train.y))
-        found = [*ways(runner.plan.learner, runner.state, runner.plan.test).values(), *(together(assigned, kind) for kind in kinds)]
+        train, assigned = (
+            runner.plan.train,
+            runner.state.assignment_CE[runner.state.assignment_CE >= 0],
+        )
+        kinds = (
+            torch.zeros_like(assigned),
+            torch.from_numpy(np.concatenate(runner.plan.truth)),
+            torch.cat(list(train.y)),
+        )
+        found = [
+            *ways(runner.plan.learner, runner.state, runner.plan.test).values(),
+            *(together(assigned, kind) for kind in kinds),
+        ]
         print(f"{folder.name:72}" + "".join(f"{100 * value:8.1f}" for value in found))
 
 
 def finished(folder: Path) -> BlockRunner:
-    runner = BlockRunner(build(load(folder / "config.toml")).plan)
-    latest = Record.open(folder).latest()
+    runner = BlockRunner(build_experiment(load(folder / "config.toml")).plan)
+    latest = RunFolder.open(folder).latest()
     assert latest is not None, f"{folder} has no checkpoint"
     runner.load(latest[0])
     return runner
@@ -69,11 +84,16 @@ def answers(learner: Learner, model_CP: Tensor, test: Block) -> list[Tensor]:
 def mixed_outputs(learner: Learner, state: State, test: Block) -> list[Tensor]:
     by_cluster = [answers(learner, centers_CP, test) for centers_CP in state.centers_CSP.unbind(1)]
     mixture = zip(state.mixture_CS, *by_cluster, strict=True)
-    return [sum((u * output.softmax(1) for u, output in zip(u_S, outputs, strict=True)), torch.zeros(1)) for u_S, *outputs in mixture]
+    return [
+        sum((u * output.softmax(1) for u, output in zip(u_S, outputs, strict=True)), torch.zeros(1))
+        for u_S, *outputs in mixture
+    ]
 
 
 def accuracy(outputs: list[Tensor], test: Block) -> float:
-    right = [(output.argmax(1) == y).double().mean() for output, y in zip(outputs, test.y, strict=True)]
+    right = [
+        (output.argmax(1) == y).double().mean() for output, y in zip(outputs, test.y, strict=True)
+    ]
     return float(torch.stack(right).mean())
 
 

@@ -15,9 +15,9 @@ import torch
 
 from centers import finished
 from fedspd.algorithms.fedavg import FedAvg
-from fedspd.report.comparison import interval, paired
-from fedspd.report.runs import Run, canonical, comparable, gather, spot
-from fedspd.report.tables import signed, with_interval
+from fedspd.reporting.runs import Run, canonical, comparable, gather, spot
+from fedspd.reporting.statistics import interval, paired
+from fedspd.reporting.tables import signed, with_interval
 
 Scores = dict[int, float | None]  # by seed
 
@@ -26,9 +26,16 @@ def main(folder: Path, epochs: int = 10) -> None:
     runs, _ = comparable(gather([folder])[0])
     for place, there in by_point(runs).items():
         plain, fedspd = (scores(there, method) for method in ("fedavg", "fedspd"))
-        tuned: Scores = {run.seed: finetuned(run, epochs) for run in there if run.method == "fedavg"}
-        ways = with_interval(interval(list(plain.values()))), with_interval(interval(list(tuned.values())))
-        print(f"{place:48}{ways[0]:>14}{ways[1]:>14}{signed(paired(tuned, fedspd)):>16}", flush=True)
+        tuned: Scores = {
+            run.seed: finetuned(run, epochs) for run in there if run.method == "fedavg"
+        }
+        ways = (
+            with_interval(interval(list(plain.values()))),
+            with_interval(interval(list(tuned.values()))),
+        )
+        print(
+            f"{place:48}{ways[0]:>14}{ways[1]:>14}{signed(paired(tuned, fedspd)):>16}", flush=True
+        )
 
 
 def by_point(runs: list[Run]) -> dict[str, list[Run]]:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from centers import ways
 from fedspd.algorithms.fedspd import FedSPD, State, shares
-from fedspd.build import build
 from fedspd.config import load, method_options
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, one_thread
 from fedspd.engines.simulator import InProcess, Simulator
+from fedspd.experiment.build import build_experiment
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,21 @@ class Informed(FedSPD):
         assignment_CE = torch.full_like(state.assignment_CE, -1)
         for c, client in enumerate(data.clients):
             assignment_CE[c, : len(self.truth[client])] = self.truth[client]
-        return replace(state, assignment_CE=assignment_CE, mixture_CS=shares(assignment_CE, self.clusters))
+        return replace(
+            state, assignment_CE=assignment_CE, mixture_CS=shares(assignment_CE, self.clusters)
+        )
 
 
 def main(config: Path, overrides: list[str]) -> None:
-    experiment = build(load(config, overrides))
+    experiment = build_experiment(load(config, overrides))
     plan, rounds = experiment.plan, experiment.config.rounds
     truth = tuple(torch.from_numpy(own) for own in plan.truth)
-    options = {**method_options(experiment.config), "clusters": plan.distributions, "align_every": 0, "truth": truth}
+    options = {
+        **method_options(experiment.config),
+        "clusters": plan.distributions,
+        "align_every": 0,
+        "truth": truth,
+    }
     plan = replace(plan, algorithm=Informed(**options))
     with one_thread(), closing(Simulator(plan)) as engine:
         engine.begin()

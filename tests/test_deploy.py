@@ -10,9 +10,9 @@ import pytest
 
 from fedspd.cli.main import guarded
 from fedspd.config import validate
-from fedspd.node.manifest import check_address, check_name
+from fedspd.node.identity.manifest import check_address, check_name
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/deploy.md").read_text()
 UNIT = (ROOT / "deploy/fedspd-node@.service").read_text()
 CONTAINER = (ROOT / "deploy/Containerfile").read_text()
@@ -23,9 +23,15 @@ def command_lines() -> list[list[str]]:
     """Every call of fedspd in the page, the unit and the container, from its first word on."""
     blocks = re.findall(r"```(?:toml)?\n(.*?)```", PAGE.replace("\\\n", ""), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + UNIT.splitlines()
-    calls = [re.search(r"(?:^|/bin/|exec \S+ |  )fedspd ((?:node|network|up) .*)", line) for line in lines if not line.startswith("#")]
+    calls = [
+        re.search(r"(?:^|/bin/|exec \S+ |  )fedspd ((?:node|network|up) .*)", line)
+        for line in lines
+        if not line.startswith("#")
+    ]
     (container,) = re.findall(r"^CMD \[(.*)\]$", CONTAINER, re.MULTILINE)
-    return [shlex.split(found[1]) for found in calls if found] + [shlex.split(container.replace(",", " "))]
+    return [shlex.split(found[1]) for found in calls if found] + [
+        shlex.split(container.replace(",", " "))
+    ]
 
 
 @pytest.mark.parametrize("words", command_lines(), ids=lambda words: " ".join(words[:2]))
@@ -45,7 +51,9 @@ def test_there_are_many():
 
 
 def test_the_config_and_the_addresses_fit_each_other():
-    plant, addresses = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+    plant, addresses = (
+        tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    )
     assert validate(plant).clients == len(addresses) == 8
     assert [check_address(address) for address in addresses.values()] == list(addresses.values())
     assert [check_name(name) for name in addresses] == list(addresses)
@@ -62,6 +70,8 @@ def test_the_unit_restarts_what_failed_and_not_what_was_refused():
 
 
 def test_the_metrics_of_the_page_are_those_of_a_node():
-    source = (ROOT / "src/fedspd/node/status.py").read_text().replace("{kind}", "sent") + "fedspd_received_bytes_total"
+    source = (ROOT / "src/fedspd/node/host/status.py").read_text().replace(
+        "{kind}", "sent"
+    ) + "fedspd_received_bytes_total"
     named = set(re.findall(r"`(fedspd_\w+)", PAGE))
     assert named == set(re.findall(r"fedspd_\w+", source))

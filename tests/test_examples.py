@@ -19,7 +19,13 @@ FEDSPD = [sys.executable, "-c", "from fedspd.cli.main import main; main()"]
 
 
 def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -31,7 +37,20 @@ def run_example(name: str, folder: Path) -> str:
 
 
 def run_config(name: str, folder: Path, *settings: str) -> dict:
-    printed = run([*FEDSPD, "run", str(EXAMPLES / f"{name}.toml"), *settings, "--workers", "1", "--out", "run", "--json"], folder)
+    printed = run(
+        [
+            *FEDSPD,
+            "run",
+            str(EXAMPLES / f"{name}.toml"),
+            *settings,
+            "--workers",
+            "1",
+            "--out",
+            "run",
+            "--json",
+        ],
+        folder,
+    )
     return json.loads(printed.splitlines()[-1])
 
 
@@ -40,9 +59,23 @@ def percentages(text: str) -> list[float]:
 
 
 def test_every_example_is_run_here():
-    run_here = {*ON_DIGITS, "own_model", "own_method", "own_arrays", "own_function", "listener", "regression"}
+    run_here = {
+        *ON_DIGITS,
+        "own_model",
+        "own_method",
+        "own_arrays",
+        "own_function",
+        "listener",
+        "regression",
+    }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == run_here
-    assert {path.stem for path in CONFIGS} == {"own_function", "mnist", "fashion-mnist", "cifar10", "plant"}
+    assert {path.stem for path in CONFIGS} == {
+        "own_function",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "plant",
+    }
 
 
 @pytest.mark.parametrize("name", ON_DIGITS)
@@ -71,7 +104,9 @@ def test_own_method_learns_beside_fedavg(tmp_path):
 def test_own_arrays_score_every_client(tmp_path):
     scores = percentages(run_example("own_arrays", tmp_path))
     assert len(scores) == 8 + 1
-    assert scores[-1] == pytest.approx(sum(scores[:-1]) / 8, abs=0.6)  # the clients' are rounded to whole numbers
+    assert scores[-1] == pytest.approx(
+        sum(scores[:-1]) / 8, abs=0.6
+    )  # the clients' are rounded to whole numbers
     assert scores[-1] > 85  # guessing the larger class: 63 %
 
 
@@ -85,7 +120,10 @@ def test_listener_hears_every_round_and_fedspd_beats_training_alone(tmp_path):
 
 def test_regression_finds_both_slopes_at_every_client(tmp_path):
     printed = run_example("regression", tmp_path)
-    found = sorted([float(number) for number in re.findall(r"-?\d\.\d\d", line)] for line in printed.splitlines())
+    found = sorted(
+        [float(number) for number in re.findall(r"-?\d\.\d\d", line)]
+        for line in printed.splitlines()
+    )
     assert found[0] == pytest.approx([-1, -1, -1], abs=0.1)
     assert found[1] == pytest.approx([2, 2, 2], abs=0.1)
 
@@ -112,12 +150,27 @@ def test_configs_are_valid(path):
 
 def test_mnist_config_has_twenty_clients_with_six_neighbours_each():
     config = load(EXAMPLES / "mnist.toml")
-    assert (config.clients, config.rounds, config.data.examples, config.topology.kind, config.topology.degree) == (20, 30, 300, "er", 6)
+    assert (
+        config.clients,
+        config.rounds,
+        config.data.examples,
+        config.topology.kind,
+        config.topology.degree,
+    ) == (20, 30, 300, "er", 6)
 
 
-@pytest.mark.skipif(not os.environ.get("FEDSPD_DATA"), reason="needs the real files: set FEDSPD_DATA to their folder")
+@pytest.mark.skipif(
+    not os.environ.get("FEDSPD_DATA"),
+    reason="needs the real files: set FEDSPD_DATA to their folder",
+)
 def test_mnist_trains_on_the_real_data(tmp_path):
-    quicker = ["sgd.epochs=1", "sgd.lr=0.2", "sgd.batch=20", "fedspd.warmup=2", "fedspd.final_epochs=1"]
+    quicker = [
+        "training.epochs=1",
+        "training.lr=0.2",
+        "training.batch=20",
+        "fedspd.warmup=2",
+        "fedspd.final_epochs=1",
+    ]
     summary = run_config("mnist", tmp_path, "rounds=2", *quicker)
     assert summary["rounds"] == 2
     assert summary["models_sent"] > 0

@@ -10,10 +10,17 @@ import centers
 import fedspd
 import finetune
 import informed
-from fedspd.compare import jobs, run_all
+from fedspd.comparison.jobs import jobs
+from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 
-SMALL = {"clients": 4, "rounds": 3, "data": {"examples": 60}, "topology": {"degree": 2}, "fedspd": {"final_epochs": 1}}
+SMALL = {
+    "clients": 4,
+    "rounds": 3,
+    "data": {"examples": 60},
+    "topology": {"degree": 2},
+    "fedspd": {"final_epochs": 1},
+}
 
 
 def test_the_blend_of_the_centers_is_what_the_run_was_scored_with_before_its_final_phase(
@@ -23,18 +30,39 @@ def test_the_blend_of_the_centers_is_what_the_run_was_scored_with_before_its_fin
     centers.main([tmp_path / "run"])
     heading, line = (text.split() for text in capsys.readouterr().out.splitlines())
     found = dict(zip(heading, line, strict=True))
-    assert float(found["blend"]) == round(100 * result.summary["accuracy_before_final_phase"]["mean"], 1)
+    assert float(found["blend"]) == round(
+        100 * result.summary["accuracy_before_final_phase"]["mean"], 1
+    )
     assert 50 <= float(found["major"]) <= min(float(found["truth"]), float(found["label"])) <= 100
 
 
-def test_finetuning_afterwards_is_finetuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = load(overrides=["clients=4", "rounds=3", "data.examples=60", "topology.degree=2", "fedspd.final_epochs=1"])
+def test_finetuning_afterwards_is_finetuning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = load(
+        overrides=[
+            "clients=4",
+            "rounds=3",
+            "data.examples=60",
+            "topology.degree=2",
+            "fedspd.final_epochs=1",
+        ]
+    )
     run_all(jobs(base, ["fedspd", "fedavg"], 2), tmp_path / "c", 1, lambda job, event: None)
     finetune.main(tmp_path / "c", 5)
-    results = {path.parent.name: json.loads(path.read_text())["accuracy"]["mean"] for path in (tmp_path / "c").glob("*/result.json")}
-    tuned = [fedspd.run(load(tmp_path / "c" / f"fedavg,seed={s}" / "config.toml", ["fedavg.finetune=5"])) for s in (0, 1)]
+    results = {
+        path.parent.name: json.loads(path.read_text())["accuracy"]["mean"]
+        for path in (tmp_path / "c").glob("*/result.json")
+    }
+    tuned = [
+        fedspd.run(load(tmp_path / "c" / f"fedavg,seed={s}" / "config.toml", ["fedavg.finetune=5"]))
+        for s in (0, 1)
+    ]
     after = [result.summary["accuracy"]["mean"] for result in tuned]
-    before, against = [results[f"fedavg,seed={s}"] for s in (0, 1)], [results[f"fedspd,seed={s}"] for s in (0, 1)]
+    before, against = (
+        [results[f"fedavg,seed={s}"] for s in (0, 1)],
+        [results[f"fedspd,seed={s}"] for s in (0, 1)],
+    )
     assert before != after
     assert capsys.readouterr().out.split()[::3] == [
         f"{50 * sum(before):.1f}",
@@ -55,13 +83,26 @@ def test_informed_fedspd_has_every_example_in_its_true_cluster_after_every_round
 ) -> None:
     seen = []
     told = informed.Informed.told
-    monkeypatch.setattr(informed.Informed, "told", lambda self, state, data: seen.append(told(self, state, data)) or seen[-1])
-    (tmp_path / "small.toml").write_text("clients = 4\n[data]\nexamples = 60\n[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n")
+    monkeypatch.setattr(
+        informed.Informed,
+        "told",
+        lambda self, state, data: seen.append(told(self, state, data)) or seen[-1],
+    )
+    (tmp_path / "small.toml").write_text(
+        "clients = 4\n[data]\nexamples = 60\n[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n"
+    )
     informed.main(tmp_path / "small.toml", ["rounds=2"])
-    plan = informed.build(informed.load(tmp_path / "small.toml", ["rounds=2"])).plan
+    plan = informed.build_experiment(informed.load(tmp_path / "small.toml", ["rounds=2"])).plan
     assert len(seen) == 3  # the start and two rounds
     for state in seen:
-        for row_E, truth, u_S in zip(state.assignment_CE, plan.truth, state.mixture_CS, strict=True):
+        for row_E, truth, u_S in zip(
+            state.assignment_CE, plan.truth, state.mixture_CS, strict=True
+        ):
             assert row_E[: len(truth)].tolist() == truth.tolist()
             assert u_S.tolist() == pytest.approx([(truth == s).mean() for s in range(2)])
-    assert [word for word in capsys.readouterr().out.split() if word.isalpha()] == ["blend", "outputs", "largest", "final"]
+    assert [word for word in capsys.readouterr().out.split() if word.isalpha()] == [
+        "blend",
+        "outputs",
+        "largest",
+        "final",
+    ]

@@ -13,7 +13,7 @@ import config_reference
 import fedspd
 from fedspd.config import Config, validate
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,13 +25,23 @@ def test_the_config_reference_is_up_to_date():
 
 def test_every_key_is_described():
     tables = [("", Config), *config_reference.tables()]
-    silent = [f"{name}.{key}" for name, table in tables for key, field in config_reference.keys(table) if not field.description]
+    silent = [
+        f"{name}.{key}"
+        for name, table in tables
+        for key, field in config_reference.keys(table)
+        if not field.description
+    ]
     assert silent == []
 
 
 @pytest.mark.parametrize("document", ["events", "result"])
 def test_every_recorded_field_is_explained(document, tmp_path):
-    config = {"clients": 3, "rounds": 1, "topology": {"kind": "ring"}, "data": {"examples": 20, "test_examples": 5}}
+    config = {
+        "clients": 3,
+        "rounds": 1,
+        "topology": {"kind": "ring"},
+        "data": {"examples": 20, "test_examples": 5},
+    }
     result = fedspd.run(config, out=tmp_path / "run")
     explained = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/concepts.md").read_text()))
     recorded = set(names(result.events() if document == "events" else result.summary))
@@ -51,7 +61,9 @@ def names(content: Any) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
-    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    missing = [
+        target for target in targets if "://" not in target and not (page.parent / target).exists()
+    ]
     assert missing == []
 
 
@@ -63,16 +75,29 @@ def test_the_configs_in_the_readme_are_real():
 
 def test_make_targets_that_are_named_exist():
     makefile = (ROOT / "Makefile").read_text()
-    named = {target for page in PAGES for target in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", page.read_text(), re.MULTILINE)}
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(
+            r"^make ([a-z-]+)|`make ([a-z-]+)`", page.read_text(), re.MULTILINE
+        )
+    }
     targets = {first or second for first, second in named}
     assert {"demo", "test"} <= targets
-    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+    assert [
+        target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)
+    ] == []
 
 
 def test_every_dependency_is_pinned():
     pins = re.findall(r"^([\w.-]+)==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     extras = PROJECT["optional-dependencies"]
-    tested = [entry for name in ("dev", "node", "onnx", "ray") for entry in extras[name] if not entry.startswith("fedspd[")]
+    tested = [
+        entry
+        for name in ("dev", "node", "onnx", "ray")
+        for entry in extras[name]
+        if not entry.startswith("fedspd[")
+    ]
     wanted = [re.split(r"[<>=]", entry)[0] for entry in PROJECT["dependencies"] + tested]
     assert set(wanted) - {pin.replace("_", "-").lower() for pin in pins} == set()
     assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()

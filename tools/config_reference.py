@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from fedspd.config import METHOD_TABLES, Config, Table
+from fedspd.config import METHOD_TABLES, Config
+from fedspd.core.options import Options
 
 HEAD = """# Config reference
 
@@ -28,28 +29,36 @@ def reference() -> str:
     return "\n".join([HEAD, section("Top level", "", Config), *sections])
 
 
-def tables() -> Iterator[tuple[str, type[Table]]]:
+def tables() -> Iterator[tuple[str, type[Options]]]:
     for name, field in Config.model_fields.items():
         if table := nested(field):
             yield name, table
 
 
-def nested(field: FieldInfo) -> type[Table] | None:
+def nested(field: FieldInfo) -> type[Options] | None:
     found = field.annotation
-    return found if isinstance(found, type) and issubclass(found, Table) else None
+    return found if isinstance(found, type) and issubclass(found, Options) else None
 
 
-def section(title: str, prefix: str, table: type[Table]) -> str:
+def section(title: str, prefix: str, table: type[Options]) -> str:
     rows = [row(prefix + name, field) for name, field in keys(table)]
-    lines = ["| key | type | default | what it is |", "|---|---|---|---|", *rows] if rows else ["It has no keys of its own."]
+    lines = (
+        ["| key | type | default | what it is |", "|---|---|---|---|", *rows]
+        if rows
+        else ["It has no keys of its own."]
+    )
     return "\n".join([f"## {title}", "", *about(table), *lines, ""])
 
 
-def keys(table: type[Table]) -> Iterator[tuple[str, FieldInfo]]:
-    return ((field.alias or name, field) for name, field in table.model_fields.items() if not nested(field))
+def keys(table: type[Options]) -> Iterator[tuple[str, FieldInfo]]:
+    return (
+        (field.alias or name, field)
+        for name, field in table.model_fields.items()
+        if not nested(field)
+    )
 
 
-def about(table: type[Table]) -> list[str]:
+def about(table: type[Options]) -> list[str]:
     for method, own in METHOD_TABLES.items():
         if own is table:
             return [f'Used where `method = "{method}"`.', ""]

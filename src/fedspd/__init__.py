@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedspd.config import load
     from fedspd.core.errors import FedspdError
-    from fedspd.experiment import Result, run
+    from fedspd.experiment.runner import Result, run
 
 __all__ = ["FedspdError", "Result", "load", "run"]
 
-_PLACES = {"run": "fedspd.experiment", "Result": "fedspd.experiment", "load": "fedspd.config", "FedspdError": "fedspd.core.errors"}
+_MODULES = {
+    "run": "fedspd.experiment.runner",
+    "Result": "fedspd.experiment.runner",
+    "load": "fedspd.config",
+    "FedspdError": "fedspd.core.errors",
+}
 
 
 def __dir__() -> list[str]:
@@ -27,8 +32,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedspd")
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedspd' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

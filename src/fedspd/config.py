@@ -8,28 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
+from pydantic import ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedspd.algorithms import METHODS
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.graph import LinkRule
-from fedspd.core.learner import Sgd
-from fedspd.core.named import named
+from fedspd.core.imports import load_object
+from fedspd.core.learner import TrainingOptions
+from fedspd.core.options import Options
 from fedspd.data.mixtures import MIXTURES, MixtureOptions
 from fedspd.models import MODELS
 from fedspd.topology import KINDS, TopologyOptions
 
 
-class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def table_of(cls: type[Any], leave_out: Sequence[str] = ()) -> type[Table]:
+def table_of(cls: type[Any], leave_out: Sequence[str] = ()) -> type[Options]:
     """The table whose keys are the fields of a dataclass."""
     hints = get_type_hints(cls, include_extras=True)
     kept = [f for f in dataclasses.fields(cls) if f.init and f.name not in leave_out]
     fields: dict[str, Any] = {f.name: (hints[f.name], _default(f)) for f in kept}
-    return create_model(cls.__name__, __base__=Table, **fields)
+    return create_model(cls.__name__, __base__=Options, **fields)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -38,19 +35,40 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return ... if field.default is dataclasses.MISSING else field.default
 
 
-class DataTable(Table):
+class DataTable(Options):
     """Which examples there are, and who gets which."""
 
-    name: str = Field("digits", description="a dataset (`fedspd data list`), a .npz file, a folder of images, or module:function")
-    second: str | None = Field(None, description="the other dataset of mixture = 'pair'")
-    mixture: str = Field("rotation", description="; ".join(f"`{name}`: {text.rstrip('.')}" for name, text in MIXTURES.items()))
-    examples: int | None = Field(None, ge=2, description="training examples per client; default: 80 % of an even share, at most 300")
-    test_examples: int | None = Field(None, ge=1, description="test examples per client; default: in proportion to the source's parts")
-    shares: Literal["uniform", "steps"] = Field(
-        "uniform", description="a client's share of the first distribution: 10..90 % at random; steps: 10, 30, ... in turn"
+    name: str = Field(
+        "digits",
+        description="a dataset (`fedspd data list`), a .npz file, a folder of images, or module:function",
     )
-    imbalance: float = Field(1.0, ge=1, description="examples of the largest third of the clients over those of the smallest (r)")
-    distributions: int = Field(2, ge=1, description="number of distributions of mixture = 'permutation'")
+    second: str | None = Field(None, description="the other dataset of mixture = 'pair'")
+    mixture: str = Field(
+        "rotation",
+        description="; ".join(f"`{name}`: {text.rstrip('.')}" for name, text in MIXTURES.items()),
+    )
+    examples: int | None = Field(
+        None,
+        ge=2,
+        description="training examples per client; default: 80 % of an even share, at most 300",
+    )
+    test_examples: int | None = Field(
+        None,
+        ge=1,
+        description="test examples per client; default: in proportion to the source's parts",
+    )
+    shares: Literal["uniform", "steps"] = Field(
+        "uniform",
+        description="a client's share of the first distribution: 10..90 % at random; steps: 10, 30, ... in turn",
+    )
+    imbalance: float = Field(
+        1.0,
+        ge=1,
+        description="examples of the largest third of the clients over those of the smallest (r)",
+    )
+    distributions: int = Field(
+        2, ge=1, description="number of distributions of mixture = 'permutation'"
+    )
     alpha: float = Field(0.4, gt=0, description="concentration of mixture = 'dirichlet'")
     shards: int = Field(2, ge=1, description="shards per client of mixture = 'shards'")
 
@@ -59,99 +77,138 @@ class DataTable(Table):
         return MixtureOptions(clients=clients, examples=examples, **given)
 
 
-class TopologyTable(Table):
+class TopologyTable(Options):
     """Who hears whom."""
 
     kind: str = Field("er", description=f"one of: {', '.join(KINDS)}")
-    degree: float | None = Field(None, description="average number of neighbours (er, ba, rgg); default 6")
-    probability: float | None = Field(None, description="er: probability of an edge, instead of the degree")
-    radius: float | None = Field(None, description="rgg: reach in the unit square, instead of the degree")
+    degree: float | None = Field(
+        None, description="average number of neighbours (er, ba, rgg); default 6"
+    )
+    probability: float | None = Field(
+        None, description="er: probability of an edge, instead of the degree"
+    )
+    radius: float | None = Field(
+        None, description="rgg: reach in the unit square, instead of the degree"
+    )
     file: str | None = Field(None, description="file: an edge list, one `i j` per line")
     weights: LinkRule | None = Field(
         None,
         description="how a mean weighs what it hears; a star's default is examples, else uniform (Eq. 1); "
         "median, trimmed, clipped: against a neighbour that lies",
     )
-    remove: float = Field(0.0, description="dynamic graph: probability that an edge goes in a round; others come at the same rate")
+    remove: float = Field(
+        0.0,
+        description="dynamic graph: probability that an edge goes in a round; others come at the same rate",
+    )
 
     def options(self) -> TopologyOptions:
         return TopologyOptions(**self.model_dump())
 
 
-class ModelTable(Table):
+class ModelTable(Options):
     name: str | None = Field(
-        None, description=f"one of: {', '.join(MODELS)}; or module:function; default: cnn for images of 16 pixels and more, else mlp"
+        None,
+        description=f"one of: {', '.join(MODELS)}; or module:function; default: cnn for images of 16 pixels and more, else mlp",
     )
-    small: bool = Field(False, description="cifar-cnn with a quarter of the channels and hidden units")
+    small: bool = Field(
+        False, description="cifar-cnn with a quarter of the channels and hidden units"
+    )
     hidden: int = Field(64, ge=1, description="width of the mlp's hidden layer")
 
 
-class OptionsTable(Table):
+class OptionsTable(Options):
     """Used where `method = "module:Class"`: the fields of that class are its keys."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Base(Table):
+class ExperimentConfig(Options):
     seed: int = Field(0, ge=0, description="every draw follows from it")
-    method: str = Field("fedspd", description="one of the methods (`fedspd methods`), or module:Class")
+    method: str = Field(
+        "fedspd", description="one of the methods (`fedspd methods`), or module:Class"
+    )
     clusters: int = Field(2, ge=1, description="number of clusters (S)")
     clients: int = Field(20, ge=1, description="number of clients (N)")
-    holdout_clients: int = Field(0, ge=0, description="further clients that take no part in training and join after it")
+    holdout_clients: int = Field(
+        0, ge=0, description="further clients that take no part in training and join after it"
+    )
     rounds: int = Field(30, ge=1, description="rounds of training (T)")
     evaluate_every: int = Field(1, ge=1, description="rounds between two tests of all clients")
-    device: str = Field("cpu", description="cpu, cuda or cuda:0; auto: cuda where there is one, else cpu")
-    dtype: Literal["float32", "float64"] = Field("float32", description="type of the numbers in a model")
+    device: str = Field(
+        "cpu", description="cpu, cuda or cuda:0; auto: cuda where there is one, else cpu"
+    )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="type of the numbers in a model"
+    )
     loss: Literal["auto", "cross_entropy", "squared_error"] = Field(
         "auto", description="auto: cross_entropy for classes, else squared_error"
     )
     data: DataTable = DataTable()
     topology: TopologyTable = TopologyTable()
     model: ModelTable = ModelTable()
+    training: TrainingOptions = TrainingOptions()
     options: OptionsTable = OptionsTable()
 
 
 METHOD_TABLES = {name: table_of(cls, leave_out=["clusters"]) for name, cls in METHODS.items()}
-_tables: dict[str, Any] = {name: (table, table()) for name, table in {"sgd": table_of(Sgd), **METHOD_TABLES}.items()}
-Config: type[Base] = create_model("Config", __base__=Base, **_tables)
+_tables: dict[str, Any] = {name: (table, table()) for name, table in METHOD_TABLES.items()}
+Config: type[ExperimentConfig] = create_model("Config", __base__=ExperimentConfig, **_tables)
 
 
 STEPS = ("begin", "round", "finish", "predict")  # of every method
 NEWCOMER_STEPS = ("share", "join")
 
 
-def method_class(config: Base) -> type[Any]:
+def method_class(config: ExperimentConfig) -> type[Any]:
     """The class of a method of ours, or of one that is given as module:Class."""
     if config.method in METHODS:
         return METHODS[config.method]
     if ":" not in config.method:
-        raise ConfigError(f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}")
-    found = named("method", config.method, ConfigError)
-    if not isinstance(found, type) or not dataclasses.is_dataclass(found) or "clusters" not in {f.name for f in dataclasses.fields(found)}:
-        raise ConfigError(f"method = '{config.method}': expected a dataclass whose fields are its options, with 'clusters' among them.")
+        raise ConfigError(
+            f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}"
+        )
+    found = load_object("method", config.method, ConfigError)
+    if (
+        not isinstance(found, type)
+        or not dataclasses.is_dataclass(found)
+        or "clusters" not in {f.name for f in dataclasses.fields(found)}
+    ):
+        raise ConfigError(
+            f"method = '{config.method}': expected a dataclass whose fields are its options, with 'clusters' among them."
+        )
     needed = [*STEPS, *(NEWCOMER_STEPS if config.holdout_clients else ())]
     if missing := [step for step in needed if not callable(getattr(found, step, None))]:
-        raise ConfigError(f"method = '{config.method}': the class lacks {', '.join(missing)}; a method has {', '.join(needed)}.")
+        raise ConfigError(
+            f"method = '{config.method}': the class lacks {', '.join(missing)}; a method has {', '.join(needed)}."
+        )
     return found
 
 
-def method_options(config: Base) -> dict[str, Any]:
-    return dict(getattr(config, config.method) if config.method in METHODS else _own_options(config))
+def method_options(config: ExperimentConfig) -> dict[str, Any]:
+    return dict(
+        getattr(config, config.method) if config.method in METHODS else _own_options(config)
+    )
 
 
-def _own_options(config: Base) -> Table:
+def _own_options(config: ExperimentConfig) -> Options:
     """The table `options` as the fields of the user's class."""
     try:
-        table = create_model("Own", __base__=Table, options=(table_of(method_class(config), leave_out=["clusters"]), ...))
-        options: Table = table.model_validate({"options": config.options.model_dump()}).options  # type: ignore[attr-defined]
+        table = create_model(
+            "Own",
+            __base__=Options,
+            options=(table_of(method_class(config), leave_out=["clusters"]), ...),
+        )
+        options: Options = table.model_validate({"options": config.options.model_dump()}).options  # type: ignore[attr-defined]
     except ValidationError as error:
         raise ConfigError(sentence(error, table)) from None
     except (NameError, PydanticUserError) as error:
-        raise ConfigError(f"method = '{config.method}': the types of its fields cannot be read: {error}") from None
+        raise ConfigError(
+            f"method = '{config.method}': the types of its fields cannot be read: {error}"
+        ) from None
     return options
 
 
-def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Base:
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """A config from a TOML file, with key=value pairs on top."""
     tree = _read(path) if path else {}
     for override in overrides:
@@ -159,7 +216,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Base:
     return validate(tree)
 
 
-def validate(tree: Mapping[str, Any]) -> Base:
+def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
     try:
         config = Config.model_validate(dict(tree))
     except ValidationError as error:
@@ -185,7 +242,9 @@ def _read(path: Path) -> dict[str, Any]:
 def parse_override(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"'{override}' is not an override: expected key=value, for example rounds=30 or topology.degree=6.")
+        raise ConfigError(
+            f"'{override}' is not an override: expected key=value, for example rounds=30 or topology.degree=6."
+        )
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -210,7 +269,7 @@ EXPECTED = {
 }
 
 
-def sentence(error: ValidationError, root: type[Table] = Config) -> str:
+def sentence(error: ValidationError, root: type[Options] = Config) -> str:
     """The first thing that is wrong, to a person."""
     first, more = error.errors()[0], error.error_count() - 1
     key = ".".join(str(part) for part in first["loc"])
@@ -222,20 +281,26 @@ def sentence(error: ValidationError, root: type[Table] = Config) -> str:
     return f"{key} = {_shown(first['input'])}: expected {_expected(first, root)}.{rest}"
 
 
-def _expected(error: Any, root: type[Table]) -> str:
+def _expected(error: Any, root: type[Options]) -> str:
     if error["type"] == "model_type":
         return f"a table with the keys {', '.join(_keys_beside([*error['loc'], 'any'], root))}"
     words: str = error["msg"].removeprefix("Input should be ")
-    return EXPECTED.get(error["type"]) or (f"a number {words}" if words.startswith(("greater", "less")) else words)
+    return EXPECTED.get(error["type"]) or (
+        f"a number {words}" if words.startswith(("greater", "less")) else words
+    )
 
 
 def _elsewhere(place: Sequence[int | str]) -> str:
     """Of an option that other methods have: whose it is."""
-    owners = [method for method in METHOD_TABLES if place[0] in METHOD_TABLES and place[-1] in _keys_beside([method, "any"])]
+    owners = [
+        method
+        for method in METHOD_TABLES
+        if place[0] in METHOD_TABLES and place[-1] in _keys_beside([method, "any"])
+    ]
     return f"'{place[-1]}' belongs to {', '.join(owners)}." if owners else ""
 
 
-def _keys_beside(place: Sequence[int | str], root: type[Table] = Config) -> list[str]:
+def _keys_beside(place: Sequence[int | str], root: type[Options] = Config) -> list[str]:
     table: Any = root
     for part in place[:-1]:
         table = table.model_fields[str(part)].annotation
@@ -250,21 +315,27 @@ def _shown(value: Any) -> str:
 # ---- a config as text
 
 
-def as_dict(config: Base) -> dict[str, Any]:
+def as_dict(config: ExperimentConfig) -> dict[str, Any]:
     return config.model_dump(exclude_none=True, by_alias=True)
 
 
-def config_hash(config: Base) -> str:
+def config_hash(config: ExperimentConfig) -> str:
     """Of all that the run depends on: the tables of other methods may change."""
     others = {*METHODS, "options"} - {config.method if config.method in METHODS else "options"}
     tree = {key: value for key, value in as_dict(config).items() if key not in others}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def as_toml(config: Base) -> str:
+def as_toml(config: ExperimentConfig) -> str:
     tree = as_dict(config)
-    lines = [f"{key} = {_shown(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    lines = [
+        f"{key} = {_shown(value)}" for key, value in tree.items() if not isinstance(value, dict)
+    ]
     for name, table in tree.items():
         if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_shown(value)}" for key, value in table.items())]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{key} = {_shown(value)}" for key, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"

@@ -12,22 +12,40 @@ from torch import Tensor, nn
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Sgd, squared_error
-from fedspd.engines.block import Plan
+from fedspd.core.learner import Learner, TrainingOptions, squared_error
 from fedspd.engines.simulator import Simulator
+from fedspd.runtime.plan import Plan
 
-PLAIN = Sgd(lr=0.1, momentum=0, batch=1000, epochs=1, first_round=1, decay=1)  # one step of plain gradient descent per round
+PLAIN = TrainingOptions(
+    lr=0.1, momentum=0, batch=1000, epochs=1, first_round_factor=1, decay=1
+)  # one step of plain gradient descent per round
 
 
 class Network:
     """A method, everybody's examples and a graph. The model is y = w . x, unless another is given; float64."""
 
-    def __init__(self, algorithm: Any, x: list[Tensor], y: list[Tensor], graph: Graph, *, sgd: Sgd = PLAIN, seed: int = 0, **learner: Any):
-        options = {"factory": lambda: nn.Linear(x[0].shape[1], 1, bias=False), "loss": squared_error, "dtype": torch.float64}
+    def __init__(
+        self,
+        algorithm: Any,
+        x: list[Tensor],
+        y: list[Tensor],
+        graph: Graph,
+        *,
+        training: TrainingOptions = PLAIN,
+        seed: int = 0,
+        **learner: Any,
+    ):
+        options = {
+            "factory": lambda: nn.Linear(x[0].shape[1], 1, bias=False),
+            "loss": squared_error,
+            "dtype": torch.float64,
+        }
         self.algorithm, self.graph, self.key = algorithm, graph, Key(seed)
-        self.learner = Learner(sgd=sgd, **{**options, **learner})
+        self.learner = Learner(training=training, **{**options, **learner})
         self.data = Block(range(len(y)), len(y), x, y, max(len(own) for own in y), graph.server)
-        self.simulator = Simulator(Plan(algorithm, self.learner, self.data, self.data, [], 0, self.key))
+        self.simulator = Simulator(
+            Plan(algorithm, self.learner, self.data, self.data, [], 0, self.key)
+        )
         self.simulator.begin()
 
     @property

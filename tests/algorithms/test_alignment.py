@@ -11,15 +11,15 @@ from torch import Tensor
 
 from fedspd.algorithms.alignment import first_notes, matched, new_labels
 from fedspd.algorithms.fedspd import FedSPD, relabelled, shares
-from fedspd.core.exchange import Exchange, Heard, Neighbourhood
+from fedspd.core.exchange import Exchange, Neighbourhood, ReceivedModel
 from fedspd.core.graph import Graph
 
 EAST, NORTH, WEST = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 0.0])
 
 
-def heard(**models: Tensor) -> list[Heard]:
+def heard(**models: Tensor) -> list[ReceivedModel]:
     """s0=..., s1=...: a model of cluster 0, of cluster 1."""
-    return [Heard(9, 0, int(name[1:]), model) for name, model in models.items()]
+    return [ReceivedModel(9, 0, int(name[1:]), model) for name, model in models.items()]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,10 @@ def heard(**models: Tensor) -> list[Heard]:
     [
         (heard(s0=EAST, s1=NORTH, s2=WEST), [0, 1, 2]),
         (heard(s0=NORTH, s1=WEST, s2=EAST), [2, 0, 1]),
-        (heard(s0=NORTH), [1, 0, 2]),  # NORTH becomes 0, EAST takes the label that NORTH gave up, nothing was heard of 2
+        (
+            heard(s0=NORTH),
+            [1, 0, 2],
+        ),  # NORTH becomes 0, EAST takes the label that NORTH gave up, nothing was heard of 2
         (heard(s2=NORTH), [0, 2, 1]),
         (heard(s1=NORTH), [0, 1, 2]),
         (heard(s1=3 * WEST + NORTH, s0=2 * NORTH), [2, 0, 1]),  # length does not matter
@@ -54,12 +57,17 @@ def test_a_center_that_is_not_a_number_gets_the_label_that_is_left():
 
 def offer(note: Tensor, cluster: list[int], models: list[Tensor]) -> Exchange:
     cluster_C1 = torch.tensor(cluster)[:, None]
-    return Exchange(cluster_C1, torch.stack(models)[:, None], torch.ones_like(cluster_C1), cluster_C1, note)
+    return Exchange(
+        cluster_C1, torch.stack(models)[:, None], torch.ones_like(cluster_C1), cluster_C1, note
+    )
 
 
 def test_notes_spread_from_client_0_one_hop_at_a_time():
     """A path 0 - 1 - 2 - 3. First everybody follows its lower neighbour; after three alignments all follow client 0."""
-    graph, centers_CSW = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)]), torch.stack([EAST, NORTH]).repeat(4, 1, 1)
+    graph, centers_CSW = (
+        Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)]),
+        torch.stack([EAST, NORTH]).repeat(4, 1, 1),
+    )
     note_C = first_notes(torch.arange(4), 4)
     seen = [note_C.tolist()]
     for _ in range(4):
@@ -75,11 +83,20 @@ def test_a_client_follows_the_lowest_note_that_it_hears_and_nobody_follows_a_hig
     note_C = torch.tensor([0, 4, 8])
     neighbourhood = Neighbourhood.of(graph, range(3), offer(note_C, [0, 0, 0], [NORTH, EAST, EAST]))
     label_CS, _ = new_labels(torch.stack([EAST, NORTH]).repeat(3, 1, 1), note_C, neighbourhood)
-    assert label_CS.tolist() == [[0, 1], [1, 0], [0, 1]]  # client 1 listens to 0, not to 2; client 2 to 1, as it was
+    assert label_CS.tolist() == [
+        [0, 1],
+        [1, 0],
+        [0, 1],
+    ]  # client 1 listens to 0, not to 2; client 2 to 1, as it was
 
 
 def test_relabelled_moves_everything_that_has_a_label(network):
-    net = network(FedSPD(clusters=3), [torch.ones(4, 1).double()], [torch.ones(4, 1).double()], Graph.from_edges(1, []))
+    net = network(
+        FedSPD(clusters=3),
+        [torch.ones(4, 1).double()],
+        [torch.ones(4, 1).double()],
+        Graph.from_edges(1, []),
+    )
     state = replace(
         net.state,
         centers_CSP=torch.tensor([[[10.0], [11.0], [12.0]]]),
@@ -99,10 +116,17 @@ def two_clients(network, labels: list[int], align_every: int):
     """Both have y = 10 x, where x is the first axis, and y = -10 x, where it is the second; client 1's labels may differ."""
     x = torch.eye(2, dtype=torch.float64).repeat_interleave(5, 0)
     y = 10 * (x[:, :1] - x[:, 1:])
-    net = network(FedSPD(clusters=2, align_every=align_every), [x, x], [y, y], Graph.from_edges(2, [(0, 1)]))
+    net = network(
+        FedSPD(clusters=2, align_every=align_every), [x, x], [y, y], Graph.from_edges(2, [(0, 1)])
+    )
     assignment_CE = torch.tensor([[0] * 5 + [1] * 5] * 2)
     centers_CSP = torch.tensor([[[10.0, 0.1], [0.1, -10.0]]] * 2, dtype=torch.float64)
-    state = replace(net.state, centers_CSP=centers_CSP, assignment_CE=assignment_CE, mixture_CS=shares(assignment_CE, 2))
+    state = replace(
+        net.state,
+        centers_CSP=centers_CSP,
+        assignment_CE=assignment_CE,
+        mixture_CS=shares(assignment_CE, 2),
+    )
     net.state = relabelled(state, torch.tensor([[0, 1], labels]), state.note_C)
     return net
 
@@ -113,7 +137,10 @@ def test_a_switched_client_turns_its_labels_round_and_keeps_what_it_trained(netw
         net = two_clients(network, [1, 0], align_every=1)
         net.run(seed_round, first=seed_round)
         torch.testing.assert_close(
-            net.state.centers_CSP[1], torch.tensor([[10.0, 0.1], [0.1, -10.0]], dtype=torch.float64), rtol=0, atol=0.2
+            net.state.centers_CSP[1],
+            torch.tensor([[10.0, 0.1], [0.1, -10.0]], dtype=torch.float64),
+            rtol=0,
+            atol=0.2,
         )
         assert net.state.assignment_CE[1].tolist() == [0] * 5 + [1] * 5
         assert net.state.note_C.tolist() == [0, 1]

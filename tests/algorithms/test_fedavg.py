@@ -15,7 +15,7 @@ from fedspd.algorithms.local import Local
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
-from fedspd.core.learner import Sgd, cross_entropy
+from fedspd.core.learner import TrainingOptions, cross_entropy
 
 
 def column(*numbers: float) -> Tensor:
@@ -35,8 +35,16 @@ def path_of_three(network, algorithm, rule: str = "uniform"):
     [
         (Local(), "uniform", [1, 2, 6]),
         (FedAvg(), "uniform", [1.5, 3, 4]),  # (1 + 2) / 2, (1 + 2 + 6) / 3, (2 + 6) / 2
-        (FedAvg(), "examples", [5 / 3, 11 / 4, 10 / 3]),  # (1 + 2 * 2) / 3, (1 + 2 * 2 + 6) / 4, (2 * 2 + 6) / 3
-        (FedAvg(), "metropolis", [4 / 3, 3, 14 / 3]),  # a third of each neighbour, the rest of oneself
+        (
+            FedAvg(),
+            "examples",
+            [5 / 3, 11 / 4, 10 / 3],
+        ),  # (1 + 2 * 2) / 3, (1 + 2 * 2 + 6) / 4, (2 * 2 + 6) / 3
+        (
+            FedAvg(),
+            "metropolis",
+            [4 / 3, 3, 14 / 3],
+        ),  # a third of each neighbour, the rest of oneself
     ],
 )
 def test_one_round_by_hand(network, algorithm, rule, models):
@@ -48,9 +56,14 @@ def test_one_round_by_hand(network, algorithm, rule, models):
 
 def test_finetuning_is_some_local_epochs_at_half_the_first_rate(network):
     """Each of two more steps of 0.05 multiplies the distance to y by 0.95."""
-    plain, tuned = (path_of_three(network, FedAvg(finetune=epochs)).run(1).finish(1).state.model_CP for epochs in (0, 2))
+    plain, tuned = (
+        path_of_three(network, FedAvg(finetune=epochs)).run(1).finish(1).state.model_CP
+        for epochs in (0, 2)
+    )
     assert plain.flatten().tolist() == pytest.approx([1.5, 3, 4])
-    assert tuned.flatten().tolist() == pytest.approx([10 - 8.5 * 0.95**2, 20 - 17 * 0.95**2, 60 - 56 * 0.95**2])
+    assert tuned.flatten().tolist() == pytest.approx(
+        [10 - 8.5 * 0.95**2, 20 - 17 * 0.95**2, 60 - 56 * 0.95**2]
+    )
 
 
 def test_all_clients_start_with_the_same_model_and_predict_with_their_own(network):
@@ -58,45 +71,76 @@ def test_all_clients_start_with_the_same_model_and_predict_with_their_own(networ
     w = net.state.model_CP
     assert torch.equal(w[0], w[1])
     outputs = net.run(3).algorithm.predict(net.learner, net.state, net.data.x)
-    assert [output.item() for output in outputs] == [net.state.model_CP[0].item(), 2 * net.state.model_CP[1].item()]
+    assert [output.item() for output in outputs] == [
+        net.state.model_CP[0].item(),
+        2 * net.state.model_CP[1].item(),
+    ]
 
 
 class Net(nn.Sequential):
     """Everything that could differ: convolution, BatchNorm, dropout."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(12, 3))
+        super().__init__(
+            nn.Conv2d(1, 3, 3),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(12, 3),
+        )
 
 
-def images(network, algorithm, ring, sgd: Sgd):
+def images(network, algorithm, ring, training: TrainingOptions):
     generator = torch.Generator().manual_seed(0)
     counts = [12, 1, 30, 7, 12, 12]
     x = [torch.randn(n, 1, 4, 4, generator=generator) for n in counts]
     y = [torch.randint(3, (n,), generator=generator) for n in counts]
-    return network(algorithm, x, y, ring, sgd=sgd, factory=Net, loss=cross_entropy, dtype=torch.float32)
+    return network(
+        algorithm,
+        x,
+        y,
+        ring,
+        training=training,
+        factory=Net,
+        loss=cross_entropy,
+        dtype=torch.float32,
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"init": "same"}, {"selection": "uniform", "first_round": "all", "align_every": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"init": "same"}, {"selection": "uniform", "first_round": "all", "align_every": 1}],
+)
 def test_fedspd_with_one_cluster_is_fedavg_to_the_bit(network, ring, options):
-    averaged = images(network, FedAvg(), ring, Sgd(batch=8)).run(11).state
-    clustered = images(network, FedSPD(clusters=1, **options), ring, Sgd(batch=8)).run(11).state
+    averaged = images(network, FedAvg(), ring, TrainingOptions(batch=8)).run(11).state
+    clustered = (
+        images(network, FedSPD(clusters=1, **options), ring, TrainingOptions(batch=8)).run(11).state
+    )
     assert torch.equal(clustered.centers_CSP[:, 0], averaged.model_CP)
     torch.testing.assert_close(clustered.loss_C, averaged.loss_C)
 
 
 def test_fedspd_with_one_cluster_is_fedavg_with_finetuning_to_the_bit(network, ring):
     """However far the learning rate has decayed: the final phase and finetuning have one schedule."""
-    sgd = Sgd(batch=8, decay_every=1)
-    averaged = images(network, FedAvg(finetune=7), ring, sgd).run(5).finish(6).state
-    clustered = images(network, FedSPD(clusters=1, final_epochs=7), ring, sgd).run(5).finish(6).state
+    training = TrainingOptions(batch=8, decay_every=1)
+    averaged = images(network, FedAvg(finetune=7), ring, training).run(5).finish(6).state
+    clustered = (
+        images(network, FedSPD(clusters=1, final_epochs=7), ring, training).run(5).finish(6).state
+    )
     assert torch.equal(clustered.personal_CP, averaged.model_CP)
 
 
-def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_every_cluster(network, ring):
-    averaged = images(network, FedAvg(), ring, Sgd(epochs=2))
-    warm = images(network, FedSPD(clusters=3, warmup=3), ring, Sgd(epochs=2))
+def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_every_cluster(
+    network, ring
+):
+    averaged = images(network, FedAvg(), ring, TrainingOptions(epochs=2))
+    warm = images(network, FedSPD(clusters=3, warmup=3), ring, TrainingOptions(epochs=2))
     for t in range(1, 4):
-        model_CP, centers_CSP = averaged.run(t, first=t).state.model_CP, warm.run(t, first=t).state.centers_CSP
+        model_CP, centers_CSP = (
+            averaged.run(t, first=t).state.model_CP,
+            warm.run(t, first=t).state.centers_CSP,
+        )
         for s in range(3):
             assert torch.equal(centers_CSP[:, s], model_CP)
     after = warm.run(4, first=4).state.centers_CSP
@@ -104,8 +148,8 @@ def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_ever
 
 
 def test_fedem_with_one_cluster_is_fedavg_to_the_bit(network, ring):
-    averaged = images(network, FedAvg(), ring, Sgd(batch=8)).run(4).state
-    mixed = images(network, FedEM(clusters=1), ring, Sgd(batch=8)).run(4).state
+    averaged = images(network, FedAvg(), ring, TrainingOptions(batch=8)).run(4).state
+    mixed = images(network, FedEM(clusters=1), ring, TrainingOptions(batch=8)).run(4).state
     assert torch.equal(mixed.centers_CSP[:, 0], averaged.model_CP)
     torch.testing.assert_close(mixed.loss_C, averaged.loss_C.double())
 
@@ -120,4 +164,6 @@ def test_a_newcomer_starts_from_the_mean_of_its_neighbours_and_finetunes(network
     newcomer = Block([3], 4, [column(1)], [column(12)], 1)
     state = net.algorithm.join(net.learner, newcomer, around, net.key.at(1))
     assert state.model_CP.item() == pytest.approx(2)
-    assert net.algorithm.finish(net.learner, state, newcomer, net.key.at(1)).model_CP.item() == pytest.approx(2.5)
+    assert net.algorithm.finish(
+        net.learner, state, newcomer, net.key.at(1)
+    ).model_CP.item() == pytest.approx(2.5)

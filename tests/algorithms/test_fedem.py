@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspd.algorithms.fedem import NEWCOMER_STEPS, FedEM, blended, measured, posterior
+from fedspd.algorithms.fedem import NEWCOMER_STEPS, FedEM, blended, posterior, with_loss
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
@@ -26,9 +26,20 @@ def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
-def start(network, x, y, centers_CS: NDArray[np.float64], mixture_CS: NDArray[np.float64], graph: Graph = PAIR):
-    net = network(FedEM(clusters=2), [column(*own) for own in x], [column(*own) for own in y], graph)
-    net.state = measured(net.learner, torch.tensor(centers_CS)[:, :, None], torch.tensor(mixture_CS), net.data)
+def start(
+    network,
+    x,
+    y,
+    centers_CS: NDArray[np.float64],
+    mixture_CS: NDArray[np.float64],
+    graph: Graph = PAIR,
+):
+    net = network(
+        FedEM(clusters=2), [column(*own) for own in x], [column(*own) for own in y], graph
+    )
+    net.state = with_loss(
+        net.learner, torch.tensor(centers_CS)[:, :, None], torch.tensor(mixture_CS), net.data
+    )
     return net
 
 
@@ -63,9 +74,13 @@ def test_two_rounds_are_those_of_a_gaussian_mixture(network):
 def test_a_round_by_hand(network):
     """One example x = 1, y = 0; centers 0 and c with c^2 / 2 = log 3, so that the first is three times as likely."""
     c = np.sqrt(2 * np.log(3))
-    net = start(network, [[1]], [[0]], np.array([[0, c]]), np.array([[0.5, 0.5]]), Graph.from_edges(1, [])).run(1)
+    net = start(
+        network, [[1]], [[0]], np.array([[0, c]]), np.array([[0.5, 0.5]]), Graph.from_edges(1, [])
+    ).run(1)
     assert net.state.mixture_CS[0].tolist() == pytest.approx([3 / 4, 1 / 4])
-    assert net.state.centers_CSP.flatten().tolist() == pytest.approx([0, c - 0.1 * c / 4])  # a quarter of a step of 0.1
+    assert net.state.centers_CSP.flatten().tolist() == pytest.approx(
+        [0, c - 0.1 * c / 4]
+    )  # a quarter of a step of 0.1
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood_and_the_assignment_the_likeliest(network):
@@ -92,12 +107,18 @@ def test_a_center_that_no_example_can_come_from_gets_no_share(network):
     assert net.state.assignment_CE[net.data.present_CE].tolist() == [1] * 5
     net.run(1)
     assert net.state.loss_C.isfinite().all()
-    assert all(output.isfinite().all() for output in net.algorithm.predict(net.learner, net.state, net.data.x))
+    assert all(
+        output.isfinite().all()
+        for output in net.algorithm.predict(net.learner, net.state, net.data.x)
+    )
 
 
 def test_where_no_center_explains_anything_all_are_alike_and_the_loss_is_infinite(network):
     net = start(network, X, Y, np.array([[1e200, np.nan], [np.nan, np.nan]]), MIXTURE)
-    assert posterior(net.state.mixture_CS, net.state.losses_CSE, net.data)[0].tolist() == [[0.5] * 3] * 2
+    assert (
+        posterior(net.state.mixture_CS, net.state.losses_CSE, net.data)[0].tolist()
+        == [[0.5] * 3] * 2
+    )
     assert net.state.loss_C.tolist() == [torch.inf, torch.inf]
 
 
@@ -124,7 +145,9 @@ def test_a_newcomer_keeps_the_centers_that_it_hears_and_fits_its_mixture_to_them
     cluster_CK, model_CKP = net.algorithm.share(net.state)
     heard = Exchange(cluster_CK, model_CKP, torch.ones(2, 2), cluster_CK)
     graph = Graph.from_edges(3, [(0, 1), (1, 2), (0, 2)])
-    state = net.algorithm.join(net.learner, newcomer, Neighbourhood.of(graph, [2], heard, np.arange(2)), net.key.at(5))
+    state = net.algorithm.join(
+        net.learner, newcomer, Neighbourhood.of(graph, [2], heard, np.arange(2)), net.key.at(5)
+    )
     pi_S = np.array([0.5, 0.5])
     for _ in range(NEWCOMER_STEPS):
         pi_S = responsibilities(x, y, np.array([2.0, -1.0]), pi_S).mean(1)
@@ -133,4 +156,6 @@ def test_a_newcomer_keeps_the_centers_that_it_hears_and_fits_its_mixture_to_them
     joint_SE = pi_S[:, None] * np.exp(-((y - np.array([[2.0], [-1.0]]) * x) ** 2) / 2)
     assert state.loss_C.item() == pytest.approx(-np.log(joint_SE.sum(0)).mean())
     assert state.assignment_CE.tolist() == [[0, 0, 0, 1]]
-    assert pi_S[0] == pytest.approx(0.75, abs=0.05)  # three of its four examples lie on the first line
+    assert pi_S[0] == pytest.approx(
+        0.75, abs=0.05
+    )  # three of its four examples lie on the first line

@@ -23,13 +23,28 @@ def column(*numbers: float) -> Tensor:
 
 
 def complete(n: int, server: bool = False) -> Graph:
-    return Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i)], "examples" if server else "uniform", server)
+    return Graph.from_edges(
+        n, [(i, j) for i in range(n) for j in range(i)], "examples" if server else "uniform", server
+    )
 
 
-def start(network, algorithm: FedSoft, y: list[list[float]], graph: Graph, *, w: float = 0, centers: list[float], u: list | None = None):
-    net = network(algorithm, [torch.ones_like(column(*own)) for own in y], [column(*own) for own in y], graph)
+def start(
+    network,
+    algorithm: FedSoft,
+    y: list[list[float]],
+    graph: Graph,
+    *,
+    w: float = 0,
+    centers: list[float],
+    u: list | None = None,
+):
+    net = network(
+        algorithm, [torch.ones_like(column(*own)) for own in y], [column(*own) for own in y], graph
+    )
     centers_CSP = torch.tensor([centers] * len(y), dtype=torch.float64)[:, :, None]
-    net.state = replace(net.state, model_CP=torch.full((len(y), 1), w, dtype=torch.float64), centers_CSP=centers_CSP)
+    net.state = replace(
+        net.state, model_CP=torch.full((len(y), 1), w, dtype=torch.float64), centers_CSP=centers_CSP
+    )
     if u is not None:
         net.state = replace(net.state, mixture_CS=torch.tensor(u, dtype=torch.float64))
     return net
@@ -48,16 +63,24 @@ def test_shares_count_the_examples_with_the_least_loss_and_zero_becomes_sigma(ne
 
 def test_sigma_is_a_ten_thousandth_by_default(network):
     net = start(network, FedSoft(), [[1]], ALONE, centers=[0, 10])
-    assert net.algorithm.estimate(net.learner, net.state, net.data).mixture_CS.tolist() == [[1.0, 1e-4]]
+    assert net.algorithm.estimate(net.learner, net.state, net.data).mixture_CS.tolist() == [
+        [1.0, 1e-4]
+    ]
 
 
 def test_a_center_that_is_not_a_number_has_no_example(network):
     net = start(network, FedSoft(), [[1, 9]], ALONE, centers=[torch.nan, 10])
-    assert net.algorithm.estimate(net.learner, net.state, net.data).mixture_CS.tolist() == [[1e-4, 1.0]]
+    assert net.algorithm.estimate(net.learner, net.state, net.data).mixture_CS.tolist() == [
+        [1e-4, 1.0]
+    ]
 
 
-@pytest.mark.parametrize(("estimate_every", "rounds"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (3, [1, 4])])
-def test_u_is_estimated_in_the_first_round_and_every_so_many_after_it(network, estimate_every, rounds):
+@pytest.mark.parametrize(
+    ("estimate_every", "rounds"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (3, [1, 4])]
+)
+def test_u_is_estimated_in_the_first_round_and_every_so_many_after_it(
+    network, estimate_every, rounds
+):
     net = start(network, FedSoft(estimate_every=estimate_every), [[1, 9]], ALONE, centers=[0, 10])
     told = torch.tensor([[0.9, 0.1]], dtype=torch.float64)
     estimated = []
@@ -80,7 +103,9 @@ def test_the_proximal_term_pulls_to_the_centers_and_not_to_the_model_itself(netw
 
 def test_shares_with_sigma_in_them_pull_more_than_lambda(network):
     """u = (1, 0.5) sums to 1.5: slope (4 - 10) + 2 (1 (4 - 0) + 0.5 (4 - 8)) = -2, so that w becomes 4.2."""
-    net = start(network, FedSoft(lambda_=2, sigma=0.5), [[10]], ALONE, w=4, centers=[0, 8], u=[[1, 0.5]])
+    net = start(
+        network, FedSoft(lambda_=2, sigma=0.5), [[10]], ALONE, w=4, centers=[0, 8], u=[[1, 0.5]]
+    )
     assert net.run(2, first=2).state.model_CP.item() == pytest.approx(4.2)
 
 
@@ -88,7 +113,9 @@ def test_the_personal_model_goes_on_from_where_it_was(network):
     """lambda = 0: two plain steps take 0.19 off the distance to y, whatever the centers are."""
     net = start(network, FedSoft(lambda_=0), [[10]], ALONE, centers=[-99, 99]).run(2)
     assert net.state.model_CP.item() == pytest.approx(1.9)
-    assert net.algorithm.predict(net.learner, net.state, [column(3)])[0].item() == pytest.approx(5.7)
+    assert net.algorithm.predict(net.learner, net.state, [column(3)])[0].item() == pytest.approx(
+        5.7
+    )
 
 
 # ---- votes, on a graph
@@ -96,31 +123,53 @@ def test_the_personal_model_goes_on_from_where_it_was(network):
 
 def test_votes_fall_with_probability_u(network):
     u_CS = np.array([[0.2, 0.1, 0.7], [0.5, 0.5, 1e-4]])
-    net = start(network, FedSoft(clusters=3), [[1], [2]], complete(2), centers=[0, 1, 2], u=u_CS.tolist())
+    net = start(
+        network, FedSoft(clusters=3), [[1], [2]], complete(2), centers=[0, 1, 2], u=u_CS.tolist()
+    )
     draws, count_CS = 2000, np.zeros((2, 3))
     for t in range(draws):
         with pytest.raises(StopIteration) as end:
             next(net.algorithm.votes(net.state, net.data, net.key.at(t)))
         count_CS += np.eye(3)[end.value.value[:, 0].numpy()]
     chance_CS = u_CS / u_CS.sum(1, keepdims=True)
-    assert (np.abs(count_CS / draws - chance_CS) <= 4 * np.sqrt(chance_CS * (1 - chance_CS) / draws)).all()
+    assert (
+        np.abs(count_CS / draws - chance_CS) <= 4 * np.sqrt(chance_CS * (1 - chance_CS) / draws)
+    ).all()
 
 
 def test_a_center_becomes_the_mean_of_its_votes_and_is_kept_where_there_is_none(network):
     """Path 0 - 1 - 2. w = 1, 2, 4 after a step from 0; clients 0 and 1 vote for cluster 0, client 2 for cluster 1, none for 2."""
     certain = [[1, 0, 0], [1, 0, 0], [0, 1, 0]]
     path = Graph.from_edges(3, [(0, 1), (1, 2)])
-    net = start(network, FedSoft(clusters=3, lambda_=0), [[10], [20], [40]], path, centers=[-1, -2, -3], u=certain).run(2, first=2)
+    net = start(
+        network,
+        FedSoft(clusters=3, lambda_=0),
+        [[10], [20], [40]],
+        path,
+        centers=[-1, -2, -3],
+        u=certain,
+    ).run(2, first=2)
     assert net.state.model_CP.flatten().tolist() == pytest.approx([1, 2, 4])
-    np.testing.assert_allclose(net.state.centers_CSP[:, :, 0], [[1.5, -2, -3], [1.5, 4, -3], [2, 4, -3]])
+    np.testing.assert_allclose(
+        net.state.centers_CSP[:, :, 0], [[1.5, -2, -3], [1.5, 4, -3], [2, 4, -3]]
+    )
 
 
 # ---- votes, on a star
 
 
-def on_a_star(network, select: int | None, y: list[list[float]], u: list[list[float]], clusters: int = 2):
+def on_a_star(
+    network, select: int | None, y: list[list[float]], u: list[list[float]], clusters: int = 2
+):
     graph = complete(len(y), server=True)
-    return start(network, FedSoft(clusters=clusters, lambda_=0, select=select), y, graph, centers=[-1.0] * clusters, u=u)
+    return start(
+        network,
+        FedSoft(clusters=clusters, lambda_=0, select=select),
+        y,
+        graph,
+        centers=[-1.0] * clusters,
+        u=u,
+    )
 
 
 def test_a_server_that_picks_everybody_averages_all_models_by_examples_for_every_center(network):
@@ -133,7 +182,12 @@ def test_a_server_that_picks_everybody_averages_all_models_by_examples_for_every
 def answered(net, asked, offers: Exchange, silent: int | None = None):
     """The answer to everybody, with or without one that says nothing."""
     speakers = np.array([i for i in range(len(net.data)) if i != silent])
-    spoken = Exchange(*(table[speakers] for table in (offers.cluster_CK, offers.model_CKP, offers.weight_CK, offers.want_CM)))
+    spoken = Exchange(
+        *(
+            table[speakers]
+            for table in (offers.cluster_CK, offers.model_CKP, offers.weight_CK, offers.want_CM)
+        )
+    )
     with pytest.raises(StopIteration) as end:
         asked.send(Neighbourhood.of(net.graph, net.data.clients, spoken, speakers))
     return end.value.value
@@ -168,14 +222,16 @@ def test_the_server_picks_so_many_for_every_cluster_and_half_by_default(network,
 def test_the_server_picks_among_those_that_speak(network, silent, select):
     net = on_a_star(network, select, [[1]] * 5, [[0.5, 0.5]] * 5)
     for t in range(5):
-        assert picks(net, t, silent).all(1).nonzero().flatten().tolist() == [i for i in range(5) if i != silent]
+        assert picks(net, t, silent).all(1).nonzero().flatten().tolist() == [
+            i for i in range(5) if i != silent
+        ]
 
 
 # ---- a newcomer
 
 
 def test_a_newcomer_estimates_its_shares_and_starts_from_its_own_mean_of_the_centers(network):
-    """Heard: centers 0 and 8. Three of four y are nearer to 8, so w starts at 6; slope (6 - 7) + 2 * 0, so w becomes 6.1."""
+    """Received: centers 0 and 8. Three of four y are nearer to 8, so w starts at 6; slope (6 - 7) + 2 * 0, so w becomes 6.1."""
     net = start(network, FedSoft(lambda_=2), [[1], [9]], complete(2), centers=[0, 8])
     cluster_CK, model_CKP = net.algorithm.share(net.state)
     heard = Exchange(cluster_CK, model_CKP, torch.ones(2, 2), cluster_CK)

@@ -21,8 +21,15 @@ def column(*numbers: float) -> Tensor:
 
 
 def start(network, y: list[list[float]], centers_S: list[float], graph: Graph = PATH):
-    net = network(IFCA(clusters=len(centers_S)), [torch.ones_like(column(*own)) for own in y], [column(*own) for own in y], graph)
-    net.state = choose(net.learner, torch.tensor([centers_S] * len(y), dtype=torch.float64)[:, :, None], net.data)
+    net = network(
+        IFCA(clusters=len(centers_S)),
+        [torch.ones_like(column(*own)) for own in y],
+        [column(*own) for own in y],
+        graph,
+    )
+    net.state = choose(
+        net.learner, torch.tensor([centers_S] * len(y), dtype=torch.float64)[:, :, None], net.data
+    )
     return net
 
 
@@ -41,7 +48,11 @@ def test_a_round_by_hand(network):
 @pytest.mark.parametrize(
     ("y", "centers", "chosen"),
     [
-        ([4, 4, 4, 16], [0, 10], 1),  # 48 + 256 against 4 * 36: the mean decides, not that three of four are nearer to 0
+        (
+            [4, 4, 4, 16],
+            [0, 10],
+            1,
+        ),  # 48 + 256 against 4 * 36: the mean decides, not that three of four are nearer to 0
         ([5, 5], [0, 10], 0),  # a tie goes to the lowest label
         ([9], [0, 10, 9], 2),
         ([9], [9, torch.nan], 0),
@@ -54,13 +65,19 @@ def test_the_least_mean_loss_over_all_examples_decides(network, y, centers, chos
 
 
 def test_an_infinite_loss_is_recorded_as_infinite(network):
-    assert start(network, [[1]], [1e300], Graph.from_edges(1, [])).state.loss_C.tolist() == [torch.inf]
+    assert start(network, [[1]], [1e300], Graph.from_edges(1, [])).state.loss_C.tolist() == [
+        torch.inf
+    ]
 
 
 def test_on_a_star_a_center_is_the_mean_over_all_that_chose_it_weighted_by_their_examples(network):
     """Trained: 0.1 with 2 examples, 9.9 with 1, 9.7 with 3."""
     everyone = Graph.from_edges(3, [(0, 1), (0, 2), (1, 2)], "examples", server=True)
-    centers_CS = start(network, [[1, 1], [9], [7, 7, 7]], [0, 10], everyone).run(1).state.centers_CSP[:, :, 0]
+    centers_CS = (
+        start(network, [[1, 1], [9], [7, 7, 7]], [0, 10], everyone)
+        .run(1)
+        .state.centers_CSP[:, :, 0]
+    )
     np.testing.assert_allclose(centers_CS, [[0.1, (9.9 + 3 * 9.7) / 4]] * 3)
 
 
@@ -72,10 +89,16 @@ def test_a_client_predicts_with_the_center_of_its_choice(network):
 
 def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_chooses(network):
     net = start(network, [[1], [9], [8]], [0, 10])
-    net.state = choose(net.learner, torch.tensor([[0, 10], [2, 20], [50, 60]], dtype=torch.float64)[:, :, None], net.data)
+    net.state = choose(
+        net.learner,
+        torch.tensor([[0, 10], [2, 20], [50, 60]], dtype=torch.float64)[:, :, None],
+        net.data,
+    )
     cluster_CK, model_CKP = net.algorithm.share(net.state)
     heard = Exchange(cluster_CK, model_CKP, torch.ones(3, 2), cluster_CK)
     around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], heard, np.arange(3))
-    state = net.algorithm.join(net.learner, Block([3], 4, [column(1)], [column(14)], 1), around, net.key.at(9))
+    state = net.algorithm.join(
+        net.learner, Block([3], 4, [column(1)], [column(14)], 1), around, net.key.at(9)
+    )
     assert state.centers_CSP.flatten().tolist() == [1, 15]
     assert state.mixture_CS.tolist() == [[0, 1]]

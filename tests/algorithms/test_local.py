@@ -18,13 +18,22 @@ def column(*numbers: float) -> Tensor:
 
 def test_rounds_by_hand_and_nothing_is_sent(network):
     """x = 1 and y = 10, 20; every step of 0.1 takes a tenth off the distance to y."""
-    net = network(Local(), [column(1), column(1, 1)], [column(10), column(20, 20)], Graph.from_edges(2, [(0, 1)]))
+    net = network(
+        Local(),
+        [column(1), column(1, 1)],
+        [column(10), column(20, 20)],
+        Graph.from_edges(2, [(0, 1)]),
+    )
     net.state = replace(net.state, model_CP=torch.zeros_like(net.state.model_CP))
     assert net.simulator.round(1, net.graph).traffic == []
     assert net.state.model_CP.flatten().tolist() == pytest.approx([1, 2])
     net.run(3, first=2)
-    assert net.state.model_CP.flatten().tolist() == pytest.approx([10 * (1 - 0.9**3), 20 * (1 - 0.9**3)])
-    assert net.state.loss_C.tolist() == pytest.approx([(10 * 0.9**3) ** 2 / 2, (20 * 0.9**3) ** 2 / 2])
+    assert net.state.model_CP.flatten().tolist() == pytest.approx(
+        [10 * (1 - 0.9**3), 20 * (1 - 0.9**3)]
+    )
+    assert net.state.loss_C.tolist() == pytest.approx(
+        [(10 * 0.9**3) ** 2 / 2, (20 * 0.9**3) ** 2 / 2]
+    )
 
 
 def test_a_newcomer_trains_alone_for_as_many_rounds_as_the_others(network):
@@ -33,6 +42,11 @@ def test_a_newcomer_trains_alone_for_as_many_rounds_as_the_others(network):
     cluster_CK, model_CKP = net.algorithm.share(net.state)
     heard = Exchange(cluster_CK, model_CKP, cluster_CK, cluster_CK)
     key = net.key.at(4)
-    state = net.algorithm.join(net.learner, newcomer, Neighbourhood.of(net.graph, [1], heard, torch.tensor([0]).numpy()), key)
+    state = net.algorithm.join(
+        net.learner,
+        newcomer,
+        Neighbourhood.of(net.graph, [1], heard, torch.tensor([0]).numpy()),
+        key,
+    )
     first = net.algorithm.begin(net.learner, newcomer, key).model_CP.item()
     assert state.model_CP.item() == pytest.approx(5 - (5 - first) * 0.9**4)

@@ -12,19 +12,25 @@ from fedspd.algorithms.pfedme import PFedMe, draw_batches
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
-from fedspd.core.learner import Sgd, cross_entropy
+from fedspd.core.learner import TrainingOptions, cross_entropy
 
 ALONE, PAIR = Graph.from_edges(1, []), Graph.from_edges(2, [(0, 1)])
-PLAIN = Sgd(lr=0.1, momentum=0, batch=1000, epochs=1, first_round=1, decay=1)
+PLAIN = TrainingOptions(lr=0.1, momentum=0, batch=1000, epochs=1, first_round_factor=1, decay=1)
 
 
 def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
-def from_zero(network, algorithm: PFedMe, *y: float, sgd: Sgd = PLAIN):
+def from_zero(network, algorithm: PFedMe, *y: float, training: TrainingOptions = PLAIN):
     """x = 1 and one y for each client, all of whom hear each other and start at w = 0."""
-    net = network(algorithm, [column(1)] * len(y), [column(own) for own in y], PAIR if len(y) == 2 else ALONE, sgd=sgd)
+    net = network(
+        algorithm,
+        [column(1)] * len(y),
+        [column(own) for own in y],
+        PAIR if len(y) == 2 else ALONE,
+        training=training,
+    )
     zero_CP = torch.zeros_like(net.state.model_CP)
     net.state = replace(net.state, model_CP=zero_CP, personal_CP=zero_CP)
     return net
@@ -58,20 +64,32 @@ def test_theta_starts_from_w_in_every_round(network):
 @pytest.mark.parametrize(("beta", "w"), [(1, 0.4), (0.5, 0.2), (2, 0.8)])
 def test_w_goes_beta_of_the_way_to_the_mean_of_the_neighbourhood(network, beta, w):
     """y = 10 and 30: theta = 1 and 3, w = 0.2 and 0.6, whose mean is 0.4; before the round it was 0."""
-    state = from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1, beta=beta), 10, 30).run(1).state
+    state = (
+        from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1, beta=beta), 10, 30)
+        .run(1)
+        .state
+    )
     assert state.model_CP.flatten().tolist() == pytest.approx([w, w])
     assert state.personal_CP.flatten().tolist() == pytest.approx([1, 3])
 
 
 def test_momentum_is_for_the_other_methods(network):
     algorithm = PFedMe(K=3, R=2, lambda_=2, personal_lr=0.1)
-    plain, heavy = (from_zero(network, algorithm, 10, sgd=replace(PLAIN, momentum=momentum)).run(2).state for momentum in (0, 0.9))
+    plain, heavy = (
+        from_zero(network, algorithm, 10, training=PLAIN.model_copy(update={"momentum": momentum}))
+        .run(2)
+        .state
+        for momentum in (0, 0.9)
+    )
     assert torch.equal(plain.personal_CP, heavy.personal_CP)
 
 
 def test_a_client_predicts_with_theta(network):
     net = from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1), 10, 30).run(1)
-    assert [output.item() for output in net.algorithm.predict(net.learner, net.state, [column(5), column(5)])] == pytest.approx([5, 15])
+    assert [
+        output.item()
+        for output in net.algorithm.predict(net.learner, net.state, [column(5), column(5)])
+    ] == pytest.approx([5, 15])
 
 
 # ---- the Moreau envelope F(w) = min over theta of f(theta) + lambda/2 ||theta - w||^2
@@ -93,11 +111,15 @@ def envelope(w: np.ndarray) -> float:
 
 
 def test_many_steps_reach_the_proximal_point_and_w_descends_the_envelope(network):
-    net = network(PFedMe(K=500, R=1, lambda_=LAMBDA, personal_lr=0.1), [torch.tensor(X)], [column(*Y)], ALONE)
+    net = network(
+        PFedMe(K=500, R=1, lambda_=LAMBDA, personal_lr=0.1), [torch.tensor(X)], [column(*Y)], ALONE
+    )
     net.state = replace(net.state, model_CP=torch.tensor(W)[None])
     net.run(1)
     np.testing.assert_allclose(net.state.personal_CP[0], closest(W), rtol=1e-12)
-    np.testing.assert_allclose(net.state.model_CP[0], W - 0.1 * LAMBDA * (W - closest(W)), rtol=1e-12)
+    np.testing.assert_allclose(
+        net.state.model_CP[0], W - 0.1 * LAMBDA * (W - closest(W)), rtol=1e-12
+    )
     slope = [(envelope(W + step) - envelope(W - step)) / 2e-4 for step in 1e-4 * np.eye(2)]
     np.testing.assert_allclose(net.state.model_CP[0], W - 0.1 * np.array(slope), atol=1e-8)
 
@@ -107,16 +129,21 @@ def test_many_steps_reach_the_proximal_point_and_w_descends_the_envelope(network
 
 @pytest.mark.parametrize(("batch", "epochs"), [(10, 2), (25, 5), (1000, 5)])
 def test_by_default_a_round_takes_as_many_gradient_steps_as_that_of_fedavg(network, batch, epochs):
-    sgd = replace(PLAIN, batch=batch, epochs=epochs)
+    training = PLAIN.model_copy(update={"batch": batch, "epochs": epochs})
     x = torch.ones(100, 1, dtype=torch.float64)
-    steps = [network(algorithm, [x], [x], ALONE, sgd=sgd).simulator.round(1, ALONE).steps for algorithm in (PFedMe(), FedAvg())]
+    steps = [
+        network(algorithm, [x], [x], ALONE, training=training).simulator.round(1, ALONE).steps
+        for algorithm in (PFedMe(), FedAvg())
+    ]
     assert steps[0] == steps[1] == epochs * max(1, 100 // batch)
 
 
 def test_a_batch_is_drawn_without_repetition_and_is_the_same_in_any_block(network):
     counts = [7, 3, 20]
     x = [torch.ones(count, 1, dtype=torch.float64) for count in counts]
-    net = network(PFedMe(), x, x, Graph.from_edges(3, []), sgd=replace(PLAIN, batch=5))
+    net = network(
+        PFedMe(), x, x, Graph.from_edges(3, []), training=PLAIN.model_copy(update={"batch": 5})
+    )
     batch_CE = draw_batches(net.learner, net.data, net.key)
     assert batch_CE.sum(1).tolist() == [5, 3, 5]
     assert not (batch_CE & ~net.data.present_CE).any()
@@ -133,7 +160,7 @@ def test_statistics_of_batchnorm_are_averaged_but_never_extrapolated(network):
     x = [0.1 * torch.randn(12, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     y = [torch.arange(12) % 2] * 2
     net = network(
-        PFedMe(R=2, lambda_=15, beta=4), x, y, PAIR, sgd=Sgd(lr=0.5, batch=12, epochs=1),
+        PFedMe(R=2, lambda_=15, beta=4), x, y, PAIR, training=TrainingOptions(lr=0.5, batch=12, epochs=1),
         factory=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), loss=cross_entropy, dtype=torch.float32,
     )  # fmt: skip
     net.run(2)
@@ -152,6 +179,8 @@ def test_a_newcomer_takes_the_mean_w_and_finds_its_own_theta(network):
     cluster_CK, model_CKP = net.algorithm.share(net.state)
     heard = Exchange(cluster_CK, model_CKP, torch.ones(2, 1), cluster_CK)
     around = Neighbourhood.of(Graph.from_edges(3, [(2, 0), (2, 1)]), [2], heard, np.arange(2))
-    state = net.algorithm.join(net.learner, Block([2], 3, [column(1)], [column(10)], 1), around, net.key.at(3))
+    state = net.algorithm.join(
+        net.learner, Block([2], 3, [column(1)], [column(10)], 1), around, net.key.at(3)
+    )
     assert state.model_CP.item() == pytest.approx(0.5)
     assert state.personal_CP.item() == pytest.approx(1.45)

@@ -11,29 +11,42 @@ import torch
 
 from fedspd.algorithms.fedspd import FedSPD, cluster_examples, relabelled
 from fedspd.core.keys import Key
-from fedspd.core.learner import Sgd
-from fedspd.metrics import Moments, purity, relabelling
-from fedspd.topology import TopologyOptions, build
+from fedspd.core.learner import TrainingOptions
+from fedspd.core.metrics import CenterMoments, purity, relabelling
+from fedspd.topology import TopologyOptions, build_topology
 
 N, E, NOISE = 20, 40, 0.02
 TWO = np.array([[2.0, 1.0], [-2.0, 1.0]])
 THREE = np.array([[3.0, 0.0], [-1.5, 2.5], [-1.5, -2.5]])
-SGD = Sgd(lr=0.2, momentum=0, batch=E, epochs=2, decay=1)
+SGD = TrainingOptions(lr=0.2, momentum=0, batch=E, epochs=2, decay=1)
 
 
 class Regressions:
     """N clients, each with E examples y = slope . x + noise of all slopes, in shares of its own, on a graph of degree 3."""
 
-    def __init__(self, network, slope_SP: np.ndarray, rule: str = "uniform", seed: int = 0, **options):
-        self.rng, self.slope_SP, self.clusters = np.random.default_rng(seed), slope_SP, len(slope_SP)
+    def __init__(
+        self, network, slope_SP: np.ndarray, rule: str = "uniform", seed: int = 0, **options
+    ):
+        self.rng, self.slope_SP, self.clusters = (
+            np.random.default_rng(seed),
+            slope_SP,
+            len(slope_SP),
+        )
         share_NS = self.rng.dirichlet([10] * self.clusters, N)
         self.truth = [self.rng.choice(self.clusters, E, p=share_S) for share_S in share_NS]
         x = [self.rng.normal(size=(E, 2)) for _ in range(N)]
-        y = [(own * slope_SP[truth]).sum(1, keepdims=True) for own, truth in zip(x, self.truth, strict=True)]
+        y = [
+            (own * slope_SP[truth]).sum(1, keepdims=True)
+            for own, truth in zip(x, self.truth, strict=True)
+        ]
         y = [own + NOISE * self.rng.normal(size=own.shape) for own in y]
-        graph = build(TopologyOptions(kind="er", degree=3, weights=rule), N, Key(seed)).at(1)
+        graph = build_topology(TopologyOptions(kind="er", degree=3, weights=rule), N, Key(seed)).at(
+            1
+        )
         tensors = ([torch.from_numpy(own) for own in values] for values in (x, y))
-        self.net = network(FedSPD(clusters=self.clusters, **options), *tensors, graph, sgd=SGD, seed=seed)
+        self.net = network(
+            FedSPD(clusters=self.clusters, **options), *tensors, graph, training=SGD, seed=seed
+        )
 
     def table(self) -> np.ndarray:
         table_SD = np.zeros((self.clusters, self.clusters), np.int64)
@@ -42,21 +55,31 @@ class Regressions:
         return table_SD
 
     def distance(self) -> float:
-        return Moments.of(self.net.state.centers_CSP.numpy()).consensus_distance().max()
+        return CenterMoments.of(self.net.state.centers_CSP.numpy()).consensus_distance().max()
 
     def worst_error(self) -> float:
         """Of any center of any client, as the network as a whole understands its labels."""
-        return np.abs(self.net.state.centers_CSP.numpy() - self.slope_SP[relabelling(self.table())]).max()
+        return np.abs(
+            self.net.state.centers_CSP.numpy() - self.slope_SP[relabelling(self.table())]
+        ).max()
 
     def start_near_the_truth(self) -> None:
         """As if after some rounds: every client's centers lie 0.5 or so from the truth, and its examples follow them."""
-        centers_NSP = torch.from_numpy(self.slope_SP + 0.5 * self.rng.normal(size=(N, self.clusters, 2)))
-        state = replace(self.net.state, centers_CSP=centers_NSP, trained_CS=torch.ones(N, self.clusters, dtype=torch.bool))
+        centers_NSP = torch.from_numpy(
+            self.slope_SP + 0.5 * self.rng.normal(size=(N, self.clusters, 2))
+        )
+        state = replace(
+            self.net.state,
+            centers_CSP=centers_NSP,
+            trained_CS=torch.ones(N, self.clusters, dtype=torch.bool),
+        )
         self.net.state = cluster_examples(self.net.learner, state, self.net.data)
 
     def rename(self, label_NS: list[np.ndarray]) -> None:
         """Client i calls its cluster s label_NS[i][s] from now on."""
-        self.net.state = relabelled(self.net.state, torch.from_numpy(np.stack(label_NS)), self.net.state.note_C)
+        self.net.state = relabelled(
+            self.net.state, torch.from_numpy(np.stack(label_NS)), self.net.state.note_C
+        )
 
     def assert_solved(self, start: float) -> None:
         assert purity(self.table()) > 0.99
@@ -64,8 +87,12 @@ class Regressions:
         assert self.worst_error() < NOISE
 
     def assert_all_follow_client_0(self) -> None:
-        assert (self.net.state.note_C < N).all()  # no client's labels come from another, and none is N hops away
-        difference_NSS = torch.cdist(self.net.state.centers_CSP, self.net.state.centers_CSP[:1].expand(N, -1, -1))
+        assert (
+            self.net.state.note_C < N
+        ).all()  # no client's labels come from another, and none is N hops away
+        difference_NSS = torch.cdist(
+            self.net.state.centers_CSP, self.net.state.centers_CSP[:1].expand(N, -1, -1)
+        )
         assert (difference_NSS.argmin(2) == torch.arange(self.clusters)).all()
 
 

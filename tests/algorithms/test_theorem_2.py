@@ -38,16 +38,22 @@ def gradients(net, s: int, active_N: np.ndarray) -> np.ndarray:
     return gradient_ND
 
 
-def closed_form(start_ND: np.ndarray, links: list[np.ndarray], gradients: list[np.ndarray], eta: float) -> np.ndarray:
+def closed_form(
+    start_ND: np.ndarray, links: list[np.ndarray], gradients: list[np.ndarray], eta: float
+) -> np.ndarray:
     def product(m: int) -> np.ndarray:
         return reduce(np.matmul, reversed(links[m:]), np.eye(N))
 
-    return product(0) @ start_ND - sum(eta * product(m) @ gradient for m, gradient in enumerate(gradients))
+    return product(0) @ start_ND - sum(
+        eta * product(m) @ gradient for m, gradient in enumerate(gradients)
+    )
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis", "examples"])
 def test_the_centers_after_t_rounds_equal_the_closed_form(network, rule):
-    net = network(FedSPD(clusters=S, init="own", align_every=0), *examples(), Graph.from_edges(N, EDGES, rule))
+    net = network(
+        FedSPD(clusters=S, init="own", align_every=0), *examples(), Graph.from_edges(N, EDGES, rule)
+    )
     start_NSD = net.state.centers_CSP.numpy()
     links, slopes = ([[] for _ in range(S)] for _ in range(2))
     for t in range(1, ROUNDS + 1):
@@ -58,7 +64,7 @@ def test_the_centers_after_t_rounds_equal_the_closed_form(network, rule):
             slopes[s].append(gradients(net, s, chosen_N == s))
         net.run(t, first=t)
         for s in range(S):
-            expected = closed_form(start_NSD[:, s], links[s], slopes[s], net.learner.sgd.lr)
+            expected = closed_form(start_NSD[:, s], links[s], slopes[s], net.learner.training.lr)
             np.testing.assert_allclose(net.state.centers_CSP[:, s], expected, rtol=0, atol=1e-10)
     for s in range(S):
         assert any((link != np.eye(N)).any() for link in links[s])  # neighbours did meet
@@ -80,7 +86,12 @@ def test_metropolis_keeps_the_network_s_mean_when_nobody_trains(network):
     x, _ = examples()
     y = [torch.zeros(len(own), 1, dtype=torch.float64) for own in x]
     nothing = [torch.zeros_like(own) for own in x]
-    net = network(FedSPD(clusters=S, init="own", align_every=0), nothing, y, Graph.from_edges(N, EDGES, "metropolis"))
+    net = network(
+        FedSPD(clusters=S, init="own", align_every=0),
+        nothing,
+        y,
+        Graph.from_edges(N, EDGES, "metropolis"),
+    )
     net.state = replace(net.state, trained_CS=torch.zeros(N, S, dtype=torch.bool))
     before = net.state.centers_CSP
     after = net.run(5).state.centers_CSP

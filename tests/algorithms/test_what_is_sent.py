@@ -28,12 +28,18 @@ def certain(choice: list[int], clusters: int) -> Tensor:
 @pytest.mark.parametrize(
     ("choice", "clusters", "copies"),
     [
-        ([0, 0, 0, 1, 1, 1], 2, 8),  # edges 01, 12, 34 and 45 join clients of one cluster, both ways
+        (
+            [0, 0, 0, 1, 1, 1],
+            2,
+            8,
+        ),  # edges 01, 12, 34 and 45 join clients of one cluster, both ways
         ([0, 0, 1, 1, 2, 2], 3, 6),  # edges 01, 23 and 45
         ([0, 0, 0, 0, 0, 0], 2, 12),  # all of one cluster: as FedAvg
     ],
 )
-def test_fedspd_sends_one_model_whatever_s_is_and_only_to_those_that_train_the_same_cluster(network, ring, choice, clusters, copies):
+def test_fedspd_sends_one_model_whatever_s_is_and_only_to_those_that_train_the_same_cluster(
+    network, ring, choice, clusters, copies
+):
     assert sent(network, ring, FedAvg(clusters)) == (6, 12)
     assert sent(network, ring, FedEM(clusters)) == (6 * clusters, 12 * clusters)
     assert sent(network, ring, FedSPD(clusters), choice) == (6, copies)

@@ -15,7 +15,9 @@ NODES = 4
 def test_the_bytes_on_the_sockets_are_those_of_the_ledger_within_three_percent(tmp_path):
     """All of them: TLS, HTTP/2, heartbeats and announcements stand against the ledger's models and announcements."""
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "noise.npz", x=rng.random((200, 1, 28, 28), np.float32), y=np.arange(200) % 10)
+    np.savez(
+        tmp_path / "noise.npz", x=rng.random((200, 1, 28, 28), np.float32), y=np.arange(200) % 10
+    )
     config = validate(
         {
             "clients": NODES,
@@ -23,7 +25,7 @@ def test_the_bytes_on_the_sockets_are_those_of_the_ledger_within_three_percent(t
             "data": {"name": str(tmp_path / "noise.npz"), "examples": 20, "test_examples": 5},
             "topology": {"kind": "complete"},
             "model": {"name": "cnn"},
-            "sgd": {"epochs": 1, "first_round": 1},
+            "training": {"epochs": 1, "first_round_factor": 1},
             "fedspd": {"final_epochs": 1},
         }
     )

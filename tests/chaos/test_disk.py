@@ -12,16 +12,21 @@ import pytest
 
 from chaos.fleet import Fleet
 from chaos.hosts import Machine, local
-from fedspd.config import Base, validate
-from fedspd.core.errors import RecordError
-from fedspd.node import start
+from fedspd.config import ExperimentConfig, validate
+from fedspd.core.errors import StorageError
+from fedspd.node.host import start
 
-REFUSED = RecordError.exit_code
+REFUSED = StorageError.exit_code
 
 
-def alone(rounds: int) -> Base:
+def alone(rounds: int) -> ExperimentConfig:
     """A network of one: nobody is waited for."""
-    tree = {"clients": 1, "rounds": rounds, "topology": {"kind": "complete"}, "data": {"examples": 50, "test_examples": 20}}
+    tree = {
+        "clients": 1,
+        "rounds": rounds,
+        "topology": {"kind": "complete"},
+        "data": {"examples": 50, "test_examples": 20},
+    }
     return validate({**tree, "model": {"name": "mlp", "hidden": 16}})
 
 
@@ -31,8 +36,15 @@ def here() -> list[Machine]:
 
 def contents(folder: Path) -> dict[str, str]:
     """Of what counts: not the lock, nor the port of a node that ran."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "status.json")]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in (".lock", "status.json")
+    ]
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 # ---- a disk that is full
@@ -44,7 +56,10 @@ def small_disk(tmp_path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", "size=2m", "fedspd-test", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mounting, capture_output=True, check=False).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mounting, capture_output=True, check=False).returncode
+    ):
         pytest.skip("a small disk cannot be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
@@ -133,6 +148,6 @@ DAMAGES = {
 def test_a_damaged_journal_is_refused_and_left_as_it_is(bundle, damage):
     DAMAGES[damage](bundle)
     before = contents(bundle)
-    with pytest.raises(RecordError, match=re.escape(str(bundle / "state"))):
+    with pytest.raises(StorageError, match=re.escape(str(bundle / "state"))):
         start.run(bundle)
     assert contents(bundle) == before

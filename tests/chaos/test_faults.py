@@ -21,12 +21,18 @@ def _namespaces() -> None:
 
 
 def hear_each_other(fleet: Fleet, after: float) -> bool:
-    return all(set(fleet.hearing(name, after)) == set(near) for name, near in fleet.neighbours.items())
+    return all(
+        set(fleet.hearing(name, after)) == set(near) for name, near in fleet.neighbours.items()
+    )
 
 
 def test_a_killed_node_and_a_short_partition_cost_nothing_that_was_committed(tmp_path):
     config = chaos.config(tmp_path, {}, nodes=4, rounds=10_000)
-    with Hosts(4) as hosts, Relay(hosts.machines), Fleet(config, tmp_path / "plant", hosts.machines) as fleet:
+    with (
+        Hosts(4) as hosts,
+        Relay(hosts.machines),
+        Fleet(config, tmp_path / "plant", hosts.machines) as fleet,
+    ):
         fleet.until(lambda: fleet.everyone_at(2))
         fleet.kill("node-1")
         restarted = fleet.restart("node-1")

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from fedspd.core.errors import Refused, Unreachable
-from fedspd.node.conversation import Conversation
-from fedspd.node.patience import Patience
-from fedspd.node.place import Place
-from fedspd.node.transport import Announcement, Hello
+from fedspd.core.errors import RejectedError, UnreachableError
+from fedspd.node.peer.context import NodeContext
+from fedspd.node.peer.liveness import Timeouts
+from fedspd.node.peer.protocol import ExchangeProtocol
+from fedspd.node.wire.messages import Announcement, Hello
 
 LIMIT = 60.0  # seconds
 
@@ -22,12 +22,14 @@ class Nobody:
 
     async def announce(self, neighbour: str, announcement: Announcement, limit: float) -> None:
         self.calls += 1
-        raise Unreachable("nobody is there.")
+        raise UnreachableError("nobody is there.")
 
 
-def conversation(transport: Nobody) -> Conversation:
-    place = Place("a", 0, "host:1", {"b": 1}, "agreed", rounds=20, rule="uniform", evaluate_every=1)
-    return Conversation(place, cast(Any, None), cast(Any, transport), Patience())
+def conversation(transport: Nobody) -> ExchangeProtocol:
+    place = NodeContext(
+        "a", 0, "host:1", {"b": 1}, "agreed", rounds=20, rule="uniform", evaluate_every=1
+    )
+    return ExchangeProtocol(place, cast(Any, None), cast(Any, transport), Timeouts())
 
 
 def of_round(round: int) -> Announcement:
@@ -38,7 +40,7 @@ def test_a_late_announcement_does_not_set_a_neighbour_back():
     talk = conversation(Nobody())
     talk.now((7, 0))
     talk.announced("b", of_round(8))
-    with pytest.raises(Refused, match="round 6, exchange 0 is over"):
+    with pytest.raises(RejectedError, match="round 6, exchange 0 is over"):
         talk.announced("b", of_round(6))
     assert talk.watch.neighbours["b"].round == 8
 

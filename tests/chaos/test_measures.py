@@ -23,8 +23,17 @@ def done(round: int, heard: list[str], missing: list[str]) -> dict[str, object]:
 @pytest.fixture
 def fleet(tmp_path) -> Fleet:
     """Two nodes with two rounds, of which node-0 did the second without node-1; a round took two seconds."""
-    tree = {"clients": 2, "rounds": 2, "topology": {"kind": "complete"}, "model": {"name": "mlp", "hidden": 4}}
-    found = Fleet(validate(tree), tmp_path / "plant", [Machine(None, f"127.0.0.1:{port}", "") for port in (7700, 7701)])
+    tree = {
+        "clients": 2,
+        "rounds": 2,
+        "topology": {"kind": "complete"},
+        "model": {"name": "mlp", "hidden": 4},
+    }
+    found = Fleet(
+        validate(tree),
+        tmp_path / "plant",
+        [Machine(None, f"127.0.0.1:{port}", "") for port in (7700, 7701)],
+    )
     events = {
         "node-0": [done(1, ["node-1"], []), done(2, [], ["node-1"]), FINAL],
         "node-1": [done(1, ["node-0"], []), done(2, ["node-0"], []), FINAL],
@@ -42,7 +51,15 @@ def write(fleet: Fleet, name: str, events: list[dict[str, object]]) -> None:
 
 
 def test_what_a_run_came_to(fleet):
-    fault = Fault("SIGKILL node-1", began=1.0, noticed=11.5, mended=20.0, healed=24.0, rounds=2, restarted=True)
+    fault = Fault(
+        "SIGKILL node-1",
+        began=1.0,
+        noticed=11.5,
+        mended=20.0,
+        healed=24.0,
+        rounds=2,
+        restarted=True,
+    )
     assert measured(fleet, 1000, 3, [fault], None) == {
         "accuracy": 75.0,
         "bytes": 1000,
@@ -65,7 +82,9 @@ def test_a_committed_round_that_is_gone_is_seen(fleet):
 
 def test_more_than_one_round_without_a_checkpoint_is_seen(fleet):
     fleet.kills += [Killed("node-1", b"", 1), Killed("node-0", b"", 2)]
-    assert lost(fleet) == ["node-0 had 2 rounds in its journal and in no checkpoint when it was killed"]
+    assert lost(fleet) == [
+        "node-0 had 2 rounds in its journal and in no checkpoint when it was killed"
+    ]
 
 
 @pytest.mark.parametrize("rounds", [[1, 2, 2], [1, 3, 2]])
@@ -83,16 +102,30 @@ def test_a_restarted_node_that_is_not_heard_soon_is_seen():
 
 def test_two_points_are_the_limit():
     assert verdict({"accuracy": 93.0, "problems": []}, {"accuracy": 95.0}, judged=True) == []
-    assert verdict({"accuracy": 92.9, "problems": []}, {"accuracy": 95.0}, judged=True) == ["2.1 points of accuracy lost"]
+    assert verdict({"accuracy": 92.9, "problems": []}, {"accuracy": 95.0}, judged=True) == [
+        "2.1 points of accuracy lost"
+    ]
     assert verdict({"accuracy": 92.9, "problems": ["a"]}, {"accuracy": 95.0}, judged=False) == ["a"]
 
 
 def test_a_row_of_the_table():
-    faults = [{"noticed": 10.0, "healed": 5.0, "rounds": 1}, {"noticed": None, "healed": 7.0, "rounds": 2}]
+    faults = [
+        {"noticed": 10.0, "healed": 5.0, "rounds": 1},
+        {"noticed": None, "healed": 7.0, "rounds": 2},
+    ]
     calm = {"seconds_per_round": 0.5, "bytes": 2_000_000, "accuracy": 95.0}
-    row = {"title": "a fault", "left_out": 1.25, "seconds_per_round": 1.0, "bytes": 2_100_000, "accuracy": 94.5, "faults": faults}
+    row = {
+        "title": "a fault",
+        "left_out": 1.25,
+        "seconds_per_round": 1.0,
+        "bytes": 2_100_000,
+        "accuracy": 94.5,
+        "faults": faults,
+    }
     line = table.render([{**row, "undisturbed": calm}]).splitlines()[-1]
-    assert line == ("| a fault | 10 s | 6 s, at most 7 s | 1.5, at most 2 | 1.2 % | 1.00 (0.50) | 2.1 MB (+5.0 %) | 0.5 points of 95.0 % |")
+    assert line == (
+        "| a fault | 10 s | 6 s, at most 7 s | 1.5, at most 2 | 1.2 % | 1.00 (0.50) | 2.1 MB (+5.0 %) | 0.5 points of 95.0 % |"
+    )
 
 
 def test_the_table_of_the_docs_is_that_of_the_last_run():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.hosts import Machine, local
-from chaos.relay import Relay, Weather
+from chaos.relay import NetworkConditions, Relay
 
 LIMIT = 20.0  # seconds
 
@@ -49,7 +49,7 @@ def test_bytes_of_both_directions_are_counted(machine):
 
 
 def test_every_chunk_is_delayed_on_both_ways(machine):
-    with Relay([machine], Weather(delay=0.1)), call(machine) as caller:
+    with Relay([machine], NetworkConditions(delay=0.1)), call(machine) as caller:
         started = time.monotonic()
         caller.sendall(b"hello")
         assert caller.recv(4096) == b"HELLO"
@@ -57,19 +57,19 @@ def test_every_chunk_is_delayed_on_both_ways(machine):
 
 
 def test_a_stalled_chunk_holds_up_what_comes_behind_it(machine):
-    with Relay([machine], Weather(stalled=1.0)) as relay, call(machine) as caller:
+    with Relay([machine], NetworkConditions(stalled=1.0)) as relay, call(machine) as caller:
         started = time.monotonic()
         caller.sendall(b"first")
         while relay.bytes < 5:
             time.sleep(0.01)
-        relay.weather = Weather()
+        relay.weather = NetworkConditions()
         caller.sendall(b"second")
         assert b"".join(caller.recv(1) for _ in range(11)) == b"FIRSTSECOND"
         assert time.monotonic() - started >= 1.0
 
 
 def test_a_reset_is_one(machine):
-    with Relay([machine], Weather(reset=1.0)) as relay, call(machine) as caller:
+    with Relay([machine], NetworkConditions(reset=1.0)) as relay, call(machine) as caller:
         caller.sendall(b"hello")
         with pytest.raises(ConnectionResetError):
             caller.recv(4096)
@@ -84,7 +84,10 @@ def test_whoever_calls_a_node_that_is_down_is_sent_away():
 
 def test_one_side_that_ends_ends_the_other(machine):
     with Relay([machine]) as relay:
-        for word in (b"one", b"two"):  # the program takes the second caller when it has learned that the first has gone
+        for word in (
+            b"one",
+            b"two",
+        ):  # the program takes the second caller when it has learned that the first has gone
             with call(machine) as caller:
                 caller.sendall(word)
                 assert caller.recv(4096) == word.upper()

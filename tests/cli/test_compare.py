@@ -13,15 +13,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedspd.cli.compare import Progress
+from fedspd.cli.comparison import ComparisonProgress
 from fedspd.cli.main import guarded
-from fedspd.compare import jobs
+from fedspd.comparison.jobs import jobs
 from fedspd.config import load
-from fedspd.record import Record
+from fedspd.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
-TINY = ["clients=6", "rounds=3", "data.examples=20", "topology.kind=ring", "sgd.epochs=1", "sgd.batch=10", "fedspd.final_epochs=1"]
+TINY = [
+    "clients=6",
+    "rounds=3",
+    "data.examples=20",
+    "topology.kind=ring",
+    "training.epochs=1",
+    "training.batch=10",
+    "fedspd.final_epochs=1",
+]
 TWO = ["--methods", "fedspd,local", "--seeds", "2", "--workers", "2"]
 
 
@@ -34,7 +42,14 @@ def test_a_comparison_ends_with_a_table_and_a_report_and_repeating_it_runs_nothi
     assert "against fedspd" in printed.out
     assert "Report: c/report.html" in printed.out
     assert "local,seed=1: accuracy " in printed.err
-    assert {"compare.json", "report.html", "report.md", "report.csv", "report.json", "figures"} <= set(os.listdir("c"))
+    assert {
+        "compare.json",
+        "report.html",
+        "report.md",
+        "report.csv",
+        "report.json",
+        "figures",
+    } <= set(os.listdir("c"))
     before = {path: path.stat().st_mtime_ns for path in Path("c").glob("*/*.json*")}
     assert guarded(["compare", *TINY, *TWO, "--out", "c", "--json"]) == 0
     printed = capsys.readouterr()
@@ -42,7 +57,10 @@ def test_a_comparison_ends_with_a_table_and_a_report_and_repeating_it_runs_nothi
     assert {path: path.stat().st_mtime_ns for path in Path("c").glob("*/*.json*")} == before
     last = json.loads(printed.out)
     assert (last["folder"], last["report"], last["notes"]) == ("c", "c/report.html", [])
-    means = [Record(Path("c") / f"local,seed={seed}").read("result.json")["accuracy"]["mean"] for seed in (0, 1)]
+    means = [
+        RunFolder(Path("c") / f"local,seed={seed}").read("result.json")["accuracy"]["mean"]
+        for seed in (0, 1)
+    ]
     assert last["rows"][1]["accuracy"]["mean"] == pytest.approx(sum(means) / 2)
 
 
@@ -53,8 +71,15 @@ def test_a_regression_is_compared_by_its_loss(here, capsys):
     assert guarded(["compare", *own, *TWO, "--out", "c"]) == 0
     shown = capsys.readouterr().out
     assert "Test loss, and what it cost" in shown
-    losses = [np.mean(Record(Path("c") / f"local,seed={seed}").read("result.json")["clients"]["test_loss"]) for seed in (0, 1)]
-    assert f" {np.mean(losses):.3g} " in next(line for line in shown.splitlines() if "local" in line)
+    losses = [
+        np.mean(
+            RunFolder(Path("c") / f"local,seed={seed}").read("result.json")["clients"]["test_loss"]
+        )
+        for seed in (0, 1)
+    ]
+    assert f" {np.mean(losses):.3g} " in next(
+        line for line in shown.splitlines() if "local" in line
+    )
     assert guarded(["run", *own, "method=local", "--out", "r", "--workers", "1"]) == 0
     shown = capsys.readouterr().out
     assert "Test loss over clients" in shown
@@ -64,9 +89,16 @@ def test_a_regression_is_compared_by_its_loss(here, capsys):
 def test_newcomers_of_a_regression_are_scored_by_their_loss(here, capsys):
     x = np.random.default_rng(0).normal(size=(300, 3))
     np.savez("own.npz", x=x, y=x @ [1.0, -2.0, 0.5])
-    own = [*TINY, "data.name=own.npz", "data.mixture=iid", "model.name=linear", "method=local", "holdout_clients=2"]
+    own = [
+        *TINY,
+        "data.name=own.npz",
+        "data.mixture=iid",
+        "model.name=linear",
+        "method=local",
+        "holdout_clients=2",
+    ]
     assert guarded(["run", *own, "--out", "r", "--workers", "1"]) == 0
-    found = np.mean(Record(Path("r")).read("result.json")["newcomers"]["test_loss"])
+    found = np.mean(RunFolder(Path("r")).read("result.json")["newcomers"]["test_loss"])
     assert f"local: newcomers have a test loss of {found:.3g} on average" in capsys.readouterr().out
     assert guarded(["report", "r", "--out", "rep"]) == 0
     assert "newcomers' loss" in capsys.readouterr().out
@@ -79,11 +111,25 @@ def test_an_option_that_is_a_list_can_be_swept(here, capsys):
         "from dataclasses import dataclass, field\nfrom fedspd.algorithms.local import Local\n\n\n"
         "@dataclass(frozen=True)\nclass Layers(Local):\n    widths: list[int] = field(default_factory=list)\n"
     )
-    words = ["sweep", *TINY, "options.widths=[1],[1,2]", "--methods", "layers:Layers", "--seeds", "1", "--workers", "1", "--out", "s"]
+    words = [
+        "sweep",
+        *TINY,
+        "options.widths=[1],[1,2]",
+        "--methods",
+        "layers:Layers",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--out",
+        "s",
+    ]
     assert guarded(words) == 0
     assert Path("s/figures/accuracy-by-options.widths.png").exists()
-    assert guarded(["run", *TINY, "method=layers:Layers", "--workers", "1", "--out", "r"]) == 0  # its default is made anew for each
-    assert Record(Path("r")).read("run.json")["config"]["options"] == {"widths": []}
+    assert (
+        guarded(["run", *TINY, "method=layers:Layers", "--workers", "1", "--out", "r"]) == 0
+    )  # its default is made anew for each
+    assert RunFolder(Path("r")).read("run.json")["config"]["options"] == {"widths": []}
 
 
 def test_options_of_ones_own_method_are_swept_for_it_alone(here, capsys):
@@ -91,23 +137,56 @@ def test_options_of_ones_own_method_are_swept_for_it_alone(here, capsys):
         "from dataclasses import dataclass\nfrom fedspd.algorithms.local import Local\n\n\n"
         "@dataclass(frozen=True)\nclass Pulled(Local):\n    pull: float = 0.0\n"
     )
-    words = ["sweep", *TINY, "options.pull=1.0,2.0", "--seeds", "1", "--workers", "1", "--out", "s", "--methods"]
+    words = [
+        "sweep",
+        *TINY,
+        "options.pull=1.0,2.0",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--out",
+        "s",
+        "--methods",
+    ]
     assert guarded([*words, "local,fedavg"]) == 2
     sentence = "options.pull cannot be swept without a method of your own, as module:Class: add it to --methods."
     assert sentence in capsys.readouterr().err.replace("\n", " ")
     assert guarded([*words, "local,pulled:Pulled"]) == 0
-    assert sorted(Record(Path("s")).read("compare.json")["points"].values(), key=str) == [{"options.pull": 1.0}, {"options.pull": 2.0}, {}]
+    assert sorted(RunFolder(Path("s")).read("compare.json")["points"].values(), key=str) == [
+        {"options.pull": 1.0},
+        {"options.pull": 2.0},
+        {},
+    ]
 
 
 def test_a_config_file_and_a_folder_of_its_own(here, capsys):
-    (here / "tiny.toml").write_text('clients = 4\nrounds = 1\n[data]\nexamples = 20\n[topology]\nkind = "ring"\n')
+    (here / "tiny.toml").write_text(
+        'clients = 4\nrounds = 1\n[data]\nexamples = 20\n[topology]\nkind = "ring"\n'
+    )
     for number in (1, 2):
-        assert guarded(["compare", "tiny.toml", "--methods", "local", "--seeds", "1", "--workers", "1"]) == 0
+        assert (
+            guarded(
+                ["compare", "tiny.toml", "--methods", "local", "--seeds", "1", "--workers", "1"]
+            )
+            == 0
+        )
         assert f"runs/compare-digits-{number}/report.html" in capsys.readouterr().out
 
 
 def test_a_sweep_and_a_report_of_a_part_of_it(capsys):
-    words = ["sweep", *TINY, "topology.kind=er", "topology.degree=2,4", "--methods", "fedspd,local", "--seeds", "1", "--workers", "2"]
+    words = [
+        "sweep",
+        *TINY,
+        "topology.kind=er",
+        "topology.degree=2,4",
+        "--methods",
+        "fedspd,local",
+        "--seeds",
+        "1",
+        "--workers",
+        "2",
+    ]
     assert guarded([*words, "--out", "s", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["method"], row["point"]) for row in found["rows"]] == [
@@ -121,7 +200,21 @@ def test_a_sweep_and_a_report_of_a_part_of_it(capsys):
 
 def test_a_report_says_what_it_leaves_out_and_ends_well(capsys):
     assert guarded(["compare", *TINY, *TWO, "--out", "c"]) == 0
-    assert guarded(["run", *TINY, "data.mixture=parity", "method=local", "--out", "other", "--workers", "1"]) == 0
+    assert (
+        guarded(
+            [
+                "run",
+                *TINY,
+                "data.mixture=parity",
+                "method=local",
+                "--out",
+                "other",
+                "--workers",
+                "1",
+            ]
+        )
+        == 0
+    )
     (Path("c") / "local,seed=1" / "result.json").unlink()
     page = Path("c/report.html").read_text()
     capsys.readouterr()
@@ -145,7 +238,7 @@ def test_a_report_of_runs_with_newcomers(capsys):
 
 def test_the_live_table_has_a_row_per_method_and_a_bar():
     todo = jobs(load(overrides=TINY), ["fedspd", "local"], 2)
-    progress = Progress(todo, as_json=True)
+    progress = ComparisonProgress(todo, as_json=True)
     progress.listen(todo[0], {"event": "finished", "round": 4})
     progress.listen(todo[1], {"event": "start", "round": 0, "rounds": 3, "method": "local"})
     progress.listen(todo[1], {"event": "round", "round": 2, "accuracy": [0.5, 0.6]})
@@ -153,7 +246,23 @@ def test_the_live_table_has_a_row_per_method_and_a_bar():
     console.print(progress.shown())
     rows = [line.split() for line in console.export_text().splitlines()]
     assert ["│", "fedspd", "│", "1", "of", "2", "│", "│", "│"] in rows
-    assert ["│", "local", "│", "0", "of", "2", "│", "2", "of", "3", "│", "accuracy", "55.0", "%", "│"] in rows
+    assert [
+        "│",
+        "local",
+        "│",
+        "0",
+        "of",
+        "2",
+        "│",
+        "2",
+        "of",
+        "3",
+        "│",
+        "accuracy",
+        "55.0",
+        "%",
+        "│",
+    ] in rows
     assert "38%" in rows[-1]  # 4 + 2 of 16 rounds
 
 
@@ -161,13 +270,25 @@ def test_the_live_table_has_a_row_per_method_and_a_bar():
 
 BAD = {
     "no seed": (["compare", "--seeds", "0"], "--seeds 0: expected at least 1."),
-    "unknown method": (["compare", "--methods", "fedspd,fedagv"], "method = 'fedagv': there is no such method; did you mean 'fedavg'?"),
-    "another method's option": (["compare", "fedavg.lambda=3"], "Unknown key 'fedavg.lambda': 'lambda' belongs to fedsoft, pfedme."),
+    "unknown method": (
+        ["compare", "--methods", "fedspd,fedagv"],
+        "method = 'fedagv': there is no such method; did you mean 'fedavg'?",
+    ),
+    "another method's option": (
+        ["compare", "fedavg.lambda=3"],
+        "Unknown key 'fedavg.lambda': 'lambda' belongs to fedsoft, pfedme.",
+    ),
     "no method": (["compare", "--methods", ","], "--methods: expected at least one method."),
     "no config": (["compare", "none.toml"], "The config 'none.toml' does not exist."),
     "missing data": (["compare", "data.name=mnist"], "fedspd data get mnist"),
-    "nothing to sweep": (["sweep", "clients=6"], "There is nothing to sweep: give a key several values"),
-    "an impossible point": (["sweep", "clients=6", "topology.degree=2,25", "--out", "c"], "topology.degree = 25"),
+    "nothing to sweep": (
+        ["sweep", "clients=6"],
+        "There is nothing to sweep: give a key several values",
+    ),
+    "an impossible point": (
+        ["sweep", "clients=6", "topology.degree=2,25", "--out", "c"],
+        "topology.degree = 25",
+    ),
     "no run": (["report", "."], "'.' is not a run folder: there is no run.json in it."),
     "not even a folder": (["report", "nowhere"], "'nowhere' is not a run folder"),
     "nothing to report": (["report"], "Missing argument 'RUN...'"),
@@ -197,11 +318,27 @@ def test_a_folder_of_another_comparison(capsys):
 # ---- interruption
 
 
-SLOW = ["compare", *TINY, "rounds=20", "--methods", "fedspd,local", "--seeds", "1", "--workers", "2"]
+SLOW = [
+    "compare",
+    *TINY,
+    "rounds=20",
+    "--methods",
+    "fedspd,local",
+    "--seeds",
+    "1",
+    "--workers",
+    "2",
+]
 
 
 def _started(words):
-    return subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [PROGRAM, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def _until(happened):
@@ -215,15 +352,25 @@ def _until(happened):
 def test_a_comparison_without_out_whose_run_was_killed_says_how_to_continue(here):
     started = _started(SLOW)
     children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
-    _until(lambda: any(path.stat().st_size for path in here.glob("runs/*/fedspd,*/events.jsonl")) and children.read_text())
+    _until(
+        lambda: (
+            any(path.stat().st_size for path in here.glob("runs/*/fedspd,*/events.jsonl"))
+            and children.read_text()
+        )
+    )
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
     _, error = started.communicate(timeout=30)
     assert started.returncode == 1
-    assert f"Continue with: fedspd {' '.join(SLOW)} --out {next(here.glob('runs/*')).relative_to(here)}\n" in error
+    assert (
+        f"Continue with: fedspd {' '.join(SLOW)} --out {next(here.glob('runs/*')).relative_to(here)}\n"
+        in error
+    )
     assert "' ended with exit code -9" in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_stopped_comparison_says_how_to_continue_and_does(number, here):
     words = [*SLOW, "--out", "c"]
     started = _started(words)

@@ -26,7 +26,10 @@ def mnist_folder(tmp_path):
     (tmp_path / "mine").mkdir()
     for file in OFFICIAL["mnist"].files:
         array = np.zeros((2, 28, 28)) if "images" in file else np.array([1, 3])
-        content = struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+        content = (
+            struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+            + array.astype(np.uint8).tobytes()
+        )
         (tmp_path / "mine" / file).write_bytes(gzip.compress(content))
     return tmp_path / "mine"
 
@@ -39,8 +42,17 @@ def test_list_shows_all_datasets(run, tmp_path):
     assert "1 x 28 x 28" in result.stdout
     rows = json.loads(run("list", "--json").stdout)
     assert rows["folder"] == str(tmp_path / "data")
-    assert {row["name"]: row["present"] for row in rows["datasets"]} == {name: name == "digits" for name in OFFICIAL}
-    assert rows["datasets"][0] == {"name": "digits", "classes": 10, "shape": [1, 8, 8], "train": 1442, "test": 355, "present": True}
+    assert {row["name"]: row["present"] for row in rows["datasets"]} == {
+        name: name == "digits" for name in OFFICIAL
+    }
+    assert rows["datasets"][0] == {
+        "name": "digits",
+        "classes": 10,
+        "shape": [1, 8, 8],
+        "train": 1442,
+        "test": 355,
+        "present": True,
+    }
 
 
 def test_get_takes_files_and_says_that_they_are_not_the_official_ones(run, tmp_path, mnist_folder):
@@ -49,14 +61,28 @@ def test_get_takes_files_and_says_that_they_are_not_the_official_ones(run, tmp_p
     assert f"mnist is ready in {tmp_path / 'data' / 'mnist'}." in result.stdout
     assert result.stderr.count("not the official one") == 4
     facts = json.loads(run("info", "mnist", "--json").stdout)
-    assert (facts["train"], facts["test"], facts["shape"], facts["classes"]) == (2, 2, [1, 28, 28], 10)
-    assert facts["per_class"] == {"train": [0, 1, 0, 1, 0, 0, 0, 0, 0, 0], "test": [0, 1, 0, 1, 0, 0, 0, 0, 0, 0]}
+    assert (facts["train"], facts["test"], facts["shape"], facts["classes"]) == (
+        2,
+        2,
+        [1, 28, 28],
+        10,
+    )
+    assert facts["per_class"] == {
+        "train": [0, 1, 0, 1, 0, 0, 0, 0, 0, 0],
+        "test": [0, 1, 0, 1, 0, 0, 0, 0, 0, 0],
+    }
     assert facts["folder"] == str(tmp_path / "data" / "mnist")
-    assert "mnist" in [row["name"] for row in json.loads(run("list", "--json").stdout)["datasets"] if row["present"]]
+    assert "mnist" in [
+        row["name"]
+        for row in json.loads(run("list", "--json").stdout)["datasets"]
+        if row["present"]
+    ]
 
 
 def test_get_into_another_folder(run, tmp_path, mnist_folder):
-    assert run("get", "mnist", "--from", mnist_folder, "--folder", tmp_path / "other").exit_code == 0
+    assert (
+        run("get", "mnist", "--from", mnist_folder, "--folder", tmp_path / "other").exit_code == 0
+    )
     assert (tmp_path / "other" / "mnist" / "train-images-idx3-ubyte.gz").is_file()
     assert run("info", "mnist", "--folder", tmp_path / "other").exit_code == 0
 
@@ -78,7 +104,12 @@ def test_info_for_a_person(run):
 def test_info_of_a_users_own_regression(run, tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 3)), y=np.zeros(10))
     facts = json.loads(run("info", tmp_path / "mine.npz", "--json").stdout)
-    assert (facts["name"], facts["classes"], facts["train"], facts["folder"]) == ("mine", 0, 8, None)
+    assert (facts["name"], facts["classes"], facts["train"], facts["folder"]) == (
+        "mine",
+        0,
+        8,
+        None,
+    )
     assert run("info", tmp_path / "mine.npz").exit_code == 0
 
 
@@ -99,4 +130,9 @@ def test_refusals_reach_the_main_program(run, arguments, sentence):
 
 def test_the_command_line_starts_without_heavy_imports():
     code = "import sys, fedspd.cli.data; print([name for name in ('torch', 'numpy', 'sklearn') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

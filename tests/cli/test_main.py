@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
+import fedspd
 from fedspd.algorithms import METHODS
 from fedspd.cli.main import guarded
 
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["data", "--help"], ["topology", "show", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["data", "--help"], ["topology", "show", "--help"]]
+)
 def test_help_is_quick_because_it_imports_nothing_heavy(words):
     code = "import sys; from fedspd.cli.main import guarded; code = guarded(sys.argv[1:]); print('IMPORTED', *sys.modules); sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0
     assert "Usage" in done.stdout
     imported = done.stdout.rpartition("IMPORTED")[2].split()
@@ -25,9 +30,18 @@ def test_help_is_quick_because_it_imports_nothing_heavy(words):
 
 
 def test_the_installed_program_gives_help_and_documents_exit_codes():
-    done = subprocess.run([PROGRAM, "run", "--help"], capture_output=True, text=True, timeout=60, env={"COLUMNS": "200"})
+    done = subprocess.run(
+        [PROGRAM, "run", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"COLUMNS": "200"},
+    )
     assert done.returncode == 0
-    assert "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130" in done.stdout
+    assert (
+        "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +64,9 @@ def test_a_slip_on_the_command_line_is_one_line_and_exit_code_2(arguments, sente
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["run", "--wokers", "2"], ["run", "rounds=0"], ["run", "--resume", "nowhere"]])
+@pytest.mark.parametrize(
+    "arguments", [["run", "--wokers", "2"], ["run", "rounds=0"], ["run", "--resume", "nowhere"]]
+)
 def test_with_json_the_last_line_is_json_on_an_error_too(arguments, capsys):
     assert guarded([*arguments, "--json"]) == 2
     printed = capsys.readouterr()
@@ -76,12 +92,25 @@ def test_an_error_of_the_program_shows_its_traceback_and_ends_with_1(tmp_path, m
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "breaks", raising=False)
-    arguments = ["run", "clients=4", "rounds=1", "data.examples=20", "topology.degree=2", "model.name=breaks:Net", "--out", "a", "--json"]
+    arguments = [
+        "run",
+        "clients=4",
+        "rounds=1",
+        "data.examples=20",
+        "topology.degree=2",
+        "model.name=breaks:Net",
+        "--out",
+        "a",
+        "--json",
+    ]
     assert guarded([*arguments, "--workers", "1"]) == 1
     printed = capsys.readouterr()
     assert "Traceback" in printed.err
     assert "breaks.py" in printed.err
-    assert json.loads(printed.out.splitlines()[-1]) == {"error": "AssertionError: not today", "exit_code": 1}
+    assert json.loads(printed.out.splitlines()[-1]) == {
+        "error": "AssertionError: not today",
+        "exit_code": 1,
+    }
 
 
 def test_methods_lists_all_with_their_options(capsys):
@@ -96,6 +125,16 @@ def test_methods_lists_all_with_their_options(capsys):
 
 
 def test_output_that_nobody_reads_any_more_is_no_error():
-    done = subprocess.run(f"{PROGRAM} methods --json | true", shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        f"{PROGRAM} methods --json | true", shell=True, capture_output=True, text=True, timeout=60
+    )
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_version_is_that_of_the_package():
+    printed = [
+        subprocess.run([sys.executable, *how, "--version"], capture_output=True, text=True).stdout
+        for how in (["-m", "fedspd"], ["-c", "from fedspd.cli.main import main; main()"])
+    ]
+    assert printed == [f"{fedspd.__version__}\n"] * 2

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedspd.cli.main import guarded
-from fedspd.node.manifest import Manifest
+from fedspd.node.identity.manifest import Manifest
 
 CONFIG = 'clients = 4\n[topology]\nkind = "ring"\n[model]\nname = "linear"\n'
 
@@ -34,9 +34,16 @@ def test_from_nothing_to_a_network_that_changes(here, capsys):
     assert guarded(["network", "create", "plant.toml"]) == 0
     assert "4 nodes: copy each folder of plant/nodes to its device" in capsys.readouterr().out
     assert guarded(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
-    assert "Node new is client 4 at 127.0.0.1:7704: copy plant/nodes/new to its device." in capsys.readouterr().out
+    assert (
+        "Node new is client 4 at 127.0.0.1:7704: copy plant/nodes/new to its device."
+        in capsys.readouterr().out
+    )
     assert guarded(["network", "revoke", "node-1", "--network", str(here / "plant")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"Copy {here}/plant/revoked.crl into the bundle of every device")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith(f"Copy {here}/plant/revoked.crl into the bundle of every device")
+    )
     assert guarded(["network", "show", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     nodes = {node["name"]: node for node in json.loads(line)["nodes"]}
@@ -52,7 +59,11 @@ def test_a_table_shows_who_is_there(plant, capsys, monkeypatch):
     assert guarded(["network", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == f"Network {Manifest.load(plant / 'network.json').network}"
-    assert [word for word in ("name", "client", "address", "neighbours", "certificate until", "revoked") if word not in lines[2]] == []
+    assert [
+        word
+        for word in ("name", "client", "address", "neighbours", "certificate until", "revoked")
+        if word not in lines[2]
+    ] == []
     row = next(line for line in lines if "node-2" in line and "127.0.0.1:7702" in line)
     assert "node-1, node-3" in row
     assert "yes" in row
@@ -60,19 +71,56 @@ def test_a_table_shows_who_is_there(plant, capsys, monkeypatch):
 
 def test_everything_that_can_be_said_of_a_new_network(here, capsys):
     (here / "plant.toml").write_text(CONFIG)
-    (here / "addresses.toml").write_text('d = "10.0.0.4:1"\nc = "10.0.0.3:1"\nb = "10.0.0.2:1"\na = "10.0.0.1:1"\n')
-    words = ["--out", "else", "--names", "a,b,c,d", "--addresses", "addresses.toml", "--shape", "1,28,28", "--classes", "10"]
-    assert guarded(["network", "create", "plant.toml", "rounds=7", "seed=3", *words, "--days", "10"]) == 0
+    (here / "addresses.toml").write_text(
+        'd = "10.0.0.4:1"\nc = "10.0.0.3:1"\nb = "10.0.0.2:1"\na = "10.0.0.1:1"\n'
+    )
+    words = [
+        "--out",
+        "else",
+        "--names",
+        "a,b,c,d",
+        "--addresses",
+        "addresses.toml",
+        "--shape",
+        "1,28,28",
+        "--classes",
+        "10",
+    ]
+    assert (
+        guarded(["network", "create", "plant.toml", "rounds=7", "seed=3", *words, "--days", "10"])
+        == 0
+    )
     manifest = Manifest.load(here / "else/network.json")
-    assert [(member.name, member.address) for member in manifest.members] == [(n, f"10.0.0.{i}:1") for i, n in enumerate("abcd", 1)]
-    assert (manifest.shape, manifest.size, manifest.config["rounds"], manifest.config["seed"]) == ((1, 28, 28), 7850, 7, 3)
+    assert [(member.name, member.address) for member in manifest.members] == [
+        (n, f"10.0.0.{i}:1") for i, n in enumerate("abcd", 1)
+    ]
+    assert (manifest.shape, manifest.size, manifest.config["rounds"], manifest.config["seed"]) == (
+        (1, 28, 28),
+        7850,
+        7,
+        3,
+    )
     assert manifest.secure
     assert capsys.readouterr().err == ""
 
 
 def test_plaintext_is_warned_of(here, capsys):
     (here / "plant.toml").write_text(CONFIG)
-    assert guarded(["network", "create", "plant.toml", "--insecure-plaintext", "--host", "10.0.0.1", "--port", "80"]) == 0
+    assert (
+        guarded(
+            [
+                "network",
+                "create",
+                "plant.toml",
+                "--insecure-plaintext",
+                "--host",
+                "10.0.0.1",
+                "--port",
+                "80",
+            ]
+        )
+        == 0
+    )
     assert "may talk in plaintext" in capsys.readouterr().err
     manifest = Manifest.load(here / "plant/network.json")
     assert (manifest.secure, manifest.members[3].address) == (False, "10.0.0.1:83")
@@ -84,9 +132,14 @@ def test_in_plaintext_nobody_is_shut_out_and_neighbours_must_be_told(here, capsy
     (here / "plant.toml").write_text(CONFIG)
     guarded(["network", "create", "plant.toml", "--insecure-plaintext"])
     capsys.readouterr()
-    assert "cannot be shut out: this network is for plaintext" in refused(["network", "revoke", "node-1"], capsys)
+    assert "cannot be shut out: this network is for plaintext" in refused(
+        ["network", "revoke", "node-1"], capsys
+    )
     assert guarded(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
-    assert "give node-0, node-2 the new manifest.json of their bundles, and restart them" in capsys.readouterr().out
+    assert (
+        "give node-0, node-2 the new manifest.json of their bundles, and restart them"
+        in capsys.readouterr().out
+    )
 
 
 SLIPS = {
@@ -96,13 +149,28 @@ SLIPS = {
     "value": (["create", "ring.toml", "rounds=0"], "rounds = 0"),
     "existing": (["create", "ring.toml", "--out", "."], "exists and is not an empty folder"),
     "shape alone": (["create", "ring.toml", "--shape", "1,2"], "--shape and --classes go together"),
-    "classes alone": (["create", "ring.toml", "--classes", "2"], "--shape and --classes go together"),
-    "shape": (["create", "ring.toml", "--shape", "1,x", "--classes", "2"], "--shape 1,x: expected whole numbers above 0"),
-    "no shape": (["create", "ring.toml", "--shape", "1,,0", "--classes", "2"], "--shape 1,,0: expected whole numbers above 0"),
+    "classes alone": (
+        ["create", "ring.toml", "--classes", "2"],
+        "--shape and --classes go together",
+    ),
+    "shape": (
+        ["create", "ring.toml", "--shape", "1,x", "--classes", "2"],
+        "--shape 1,x: expected whole numbers above 0",
+    ),
+    "no shape": (
+        ["create", "ring.toml", "--shape", "1,,0", "--classes", "2"],
+        "--shape 1,,0: expected whole numbers above 0",
+    ),
     "classes": (["create", "ring.toml", "--shape", "1", "--classes", "-2"], "--classes"),
     "port": (["create", "ring.toml", "--port", "0"], "--port"),
-    "days": (["create", "ring.toml", "--days", "5000"], "days = 5000: expected at least 1, and at most"),
-    "addresses": (["create", "ring.toml", "--addresses", "none.toml"], "The addresses 'none.toml' cannot be read"),
+    "days": (
+        ["create", "ring.toml", "--days", "5000"],
+        "days = 5000: expected at least 1, and at most",
+    ),
+    "addresses": (
+        ["create", "ring.toml", "--addresses", "none.toml"],
+        "The addresses 'none.toml' cannot be read",
+    ),
     "add": (["add", "x", "--neighbours", "a"], "'plant' is no network"),
     "no neighbours": (["add", "x"], "Missing option '--neighbours'"),
     "revoke": (["revoke", "x", "--network", "elsewhere"], "'elsewhere' is no network"),
@@ -119,8 +187,15 @@ def test_a_slip_is_one_line_and_exit_code_2(here, words, sentence, capsys):
 
 def test_help_and_show_need_no_torch(plant):
     code = "import sys; from fedspd.cli.main import guarded; code = guarded(sys.argv[1:]); print('torch' in sys.modules, code)"
-    for words in (["--help"], ["network", "--help"], ["network", "create", "--help"], ["network", "show", "--network", str(plant)]):
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    for words in (
+        ["--help"],
+        ["network", "--help"],
+        ["network", "create", "--help"],
+        ["network", "show", "--network", str(plant)],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+        )
         assert done.stdout.splitlines()[-1] == "False 0"
 
 
@@ -128,4 +203,7 @@ def test_a_missing_extra_is_named(here):
     code = "import sys; sys.modules['cryptography'] = None; from fedspd.cli.main import guarded; sys.exit(guarded(['network', 'show']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "fedspd: A network of peers needs the extra 'node', which is not installed: pip install 'fedspd[node]'.\n"
+    assert (
+        done.stderr
+        == "fedspd: A network of peers needs the extra 'node', which is not installed: pip install 'fedspd[node]'.\n"
+    )

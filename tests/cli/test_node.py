@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedspd.cli.local_network import Lines, table
 from fedspd.cli.main import guarded
 from fedspd.cli.node import JsonLines
-from fedspd.cli.up import Lines, table
-from fedspd.node.manifest import Manifest
+from fedspd.node.identity.manifest import Manifest
 
 PROGRAM = [sys.executable, "-c", "from fedspd.cli.main import main; main()"]
 LIMIT = 120.0
@@ -29,7 +29,9 @@ CONFIG = 'clients = 3\nrounds = 3\n[topology]\nkind = "ring"\n[model]\nname = "l
 def plant(here):
     """Three nodes in plant/, at ports that were free."""
     ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    (here / "addresses.toml").write_text("".join(f'node-{i} = "127.0.0.1:{s.getsockname()[1]}"\n' for i, s in enumerate(ports)))
+    (here / "addresses.toml").write_text(
+        "".join(f'node-{i} = "127.0.0.1:{s.getsockname()[1]}"\n' for i, s in enumerate(ports))
+    )
     for port in ports:
         port.close()
     (here / "plant.toml").write_text(CONFIG)
@@ -43,13 +45,18 @@ def alone(here):
     (here / "alone.toml").touch()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert guarded(["network", "create", "alone.toml", *ALONE, "--out", "alone", "--port", str(port)]) == 0
+    assert (
+        guarded(["network", "create", "alone.toml", *ALONE, "--out", "alone", "--port", str(port)])
+        == 0
+    )
     return here / "alone/nodes/node-0"
 
 
 @contextmanager
 def node(*words: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([*PROGRAM, "node", "run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PROGRAM, "node", "run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -74,8 +81,16 @@ def test_a_node_waits_for_its_neighbours_tells_so_and_leaves_when_told(plant, ca
     bundle = plant / "nodes/node-0"
     with node("--bundle", str(bundle), "--log", "json") as process:
         found = status_of(bundle, capsys)
-        assert (found["node"], found["done"], found["healthy"], found["rounds"]) == ("node-0", False, False, 3)
-        assert {name: known["alive"] for name, known in found["neighbours"].items()} == {"node-1": False, "node-2": False}
+        assert (found["node"], found["done"], found["healthy"], found["rounds"]) == (
+            "node-0",
+            False,
+            False,
+            3,
+        )
+        assert {name: known["alive"] for name, known in found["neighbours"].items()} == {
+            "node-1": False,
+            "node-2": False,
+        }
         assert guarded(["node", "status", "--bundle", str(bundle)]) == 0
         assert "node-0: running, round 1 of 3" in capsys.readouterr().out
         assert guarded(["node", "run", "--bundle", str(bundle)]) == 2
@@ -83,7 +98,9 @@ def test_a_node_waits_for_its_neighbours_tells_so_and_leaves_when_told(plant, ca
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 0
-    assert [sorted(json.loads(line)) for line in said.splitlines()] == [["level", "message", "time"]] * len(said.splitlines())
+    assert [sorted(json.loads(line)) for line in said.splitlines()] == [
+        ["level", "message", "time"]
+    ] * len(said.splitlines())
     assert guarded(["node", "status", "--bundle", str(bundle)]) == 0
     assert "node-0: not running, round 0" in capsys.readouterr().out
 
@@ -91,7 +108,9 @@ def test_a_node_waits_for_its_neighbours_tells_so_and_leaves_when_told(plant, ca
 def test_a_node_told_to_leave_while_it_starts_leaves_as_told(plant):
     with node("--bundle", str(plant / "nodes/node-0")) as process:
         end = time.monotonic() + LIMIT
-        while not (plant / "nodes/node-0/state/run.json").exists():  # data and model are made now, the neighbours not yet waited for
+        while not (
+            plant / "nodes/node-0/state/run.json"
+        ).exists():  # data and model are made now, the neighbours not yet waited for
             assert time.monotonic() < end
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
@@ -110,23 +129,66 @@ def test_from_a_bundle_to_a_model_and_its_answers(alone, here, capsys):
     classes = capsys.readouterr().out.split()
     assert len(classes) == 3
     assert set(classes) <= set("0123456789")
-    assert guarded(["node", "predict", "--bundle", str(alone), "--data", "x.npz", "--out", "y.npz"]) == 0
+    assert (
+        guarded(["node", "predict", "--bundle", str(alone), "--data", "x.npz", "--out", "y.npz"])
+        == 0
+    )
     assert [str(row.argmax()) for row in np.load("y.npz")["y"]] == classes
 
 
 SLIPS = {
     "no bundle": (["node", "run"], 2, "Missing option '--bundle'"),
     "wrong bundle": (["node", "run", "--bundle", "plant"], 2, "'plant' is no bundle of a node"),
-    "plaintext": (["node", "run", "--bundle", "plant/nodes/node-0", "--insecure-plaintext"], 2, "was created secure"),
-    "log": (["node", "run", "--bundle", "plant/nodes/node-0", "--log", "loud"], 2, "'loud' is not one of"),
-    "data": (["node", "run", "--bundle", "plant/nodes/node-0", "--data", "none.npz"], 2, "none.npz"),
-    "join": (["network", "join", "--bundle", "plant/nodes/node-0", "--data", "x.npz"], 2, "from its beginning and need not join"),
-    "join without data": (["network", "join", "--bundle", "plant/nodes/node-0"], 2, "Missing option '--data'"),
-    "status": (["node", "status", "--bundle", "plant/nodes/node-0"], 2, "There are no rounds of a node in 'plant/nodes/node-0/state'"),
-    "export": (["node", "export", "--bundle", "plant/nodes/node-0", "--to", "model.pt"], 2, "expected a name that ends in .onnx or"),
-    "predict": (["node", "predict", "--bundle", "plant/nodes/node-0", "--data", "x.npz"], 2, "There are no rounds of a node"),
-    "up": (["up", "plant.toml", "rounds=4", "--out", "plant"], 2, "a network of another config, which differs in rounds"),
-    "up with other nodes": (["up", "plant.toml", "--nodes", "5", "--out", "plant"], 2, "which differs in clients"),
+    "plaintext": (
+        ["node", "run", "--bundle", "plant/nodes/node-0", "--insecure-plaintext"],
+        2,
+        "was created secure",
+    ),
+    "log": (
+        ["node", "run", "--bundle", "plant/nodes/node-0", "--log", "loud"],
+        2,
+        "'loud' is not one of",
+    ),
+    "data": (
+        ["node", "run", "--bundle", "plant/nodes/node-0", "--data", "none.npz"],
+        2,
+        "none.npz",
+    ),
+    "join": (
+        ["network", "join", "--bundle", "plant/nodes/node-0", "--data", "x.npz"],
+        2,
+        "from its beginning and need not join",
+    ),
+    "join without data": (
+        ["network", "join", "--bundle", "plant/nodes/node-0"],
+        2,
+        "Missing option '--data'",
+    ),
+    "status": (
+        ["node", "status", "--bundle", "plant/nodes/node-0"],
+        2,
+        "There are no rounds of a node in 'plant/nodes/node-0/state'",
+    ),
+    "export": (
+        ["node", "export", "--bundle", "plant/nodes/node-0", "--to", "model.pt"],
+        2,
+        "expected a name that ends in .onnx or",
+    ),
+    "predict": (
+        ["node", "predict", "--bundle", "plant/nodes/node-0", "--data", "x.npz"],
+        2,
+        "There are no rounds of a node",
+    ),
+    "up": (
+        ["up", "plant.toml", "rounds=4", "--out", "plant"],
+        2,
+        "a network of another config, which differs in rounds",
+    ),
+    "up with other nodes": (
+        ["up", "plant.toml", "--nodes", "5", "--out", "plant"],
+        2,
+        "which differs in clients",
+    ),
     "up elsewhere": (["up", "plant.toml", "--out", "."], 2, "exists and is not an empty folder"),
     "up star": (["up", "plant.toml", "topology.kind=star"], 2, "peers have no server"),
 }
@@ -167,9 +229,15 @@ def test_a_line_of_json_has_the_traceback_of_a_fault():
     try:
         raise ValueError("broken")
     except ValueError:
-        record = logging.LogRecord("fedspd.node", logging.ERROR, "", 0, "it %s", ("failed",), sys.exc_info())
+        record = logging.LogRecord(
+            "fedspd.node", logging.ERROR, "", 0, "it %s", ("failed",), sys.exc_info()
+        )
     found = json.loads(JsonLines().format(record))
-    assert (found["level"], found["message"], found["traceback"].splitlines()[-1]) == ("error", "it failed", "ValueError: broken")
+    assert (found["level"], found["message"], found["traceback"].splitlines()[-1]) == (
+        "error",
+        "it failed",
+        "ValueError: broken",
+    )
 
 
 class Node:
@@ -185,8 +253,19 @@ class Node:
 
 
 def test_the_live_table_has_a_row_for_every_node(capsys):
-    last = {"event": "round", "round": 2, "heard": ["b"], "missing": ["c"], "mixture": [0.25, 0.75], "accuracy": 0.5}
-    nodes = [Node("a", "running", last), Node("b", "done", {"event": "final", "round": 4}), Node("c", "starting", {})]
+    last = {
+        "event": "round",
+        "round": 2,
+        "heard": ["b"],
+        "missing": ["c"],
+        "mixture": [0.25, 0.75],
+        "accuracy": 0.5,
+    }
+    nodes = [
+        Node("a", "running", last),
+        Node("b", "done", {"event": "final", "round": 4}),
+        Node("c", "starting", {}),
+    ]
     Console(width=100).print(table(nodes, 3))
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [
@@ -199,11 +278,18 @@ def test_the_live_table_has_a_row_for_every_node(capsys):
 def test_lines_are_few_and_name_who_fails(capsys):
     lines = Lines(Console(width=100), rounds=99)
     for t in range(101):
-        lines.show([Node("a", "running", {"round": t}), Node("b", "running", {"round": min(t + 1, 100)})])
+        lines.show(
+            [Node("a", "running", {"round": t}), Node("b", "running", {"round": min(t + 1, 100)})]
+        )
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "every node has done round 10 of 99"
     assert printed[-1] == "every node has done the final phase"
     assert len(printed) == 10
     for _ in range(3):
-        lines.show([Node("a", "failed (1)", {"round": 5}), Node("b", "running, restarted 1x", {}, restarts=1)])
+        lines.show(
+            [
+                Node("a", "failed (1)", {"round": 5}),
+                Node("b", "running, restarted 1x", {}, restarts=1),
+            ]
+        )
     assert capsys.readouterr().out.splitlines() == ["a: failed (1)", "b: running, restarted 1x"]

@@ -11,11 +11,11 @@ import pytest
 
 import fedspd
 from fedspd.cli.main import guarded
-from fedspd.record import Record
+from fedspd.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
-TINY = ["clients=6", "rounds=2", "data.examples=20", "sgd.epochs=1", "fedspd.final_epochs=1"]
+TINY = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1", "fedspd.final_epochs=1"]
 
 
 # ---- good input
@@ -25,17 +25,29 @@ def test_a_run_ends_with_one_line_of_json_and_a_folder_that_says_everything(caps
     assert guarded(["run", *TINY, "--out", "runs/a", "--workers", "2", "--json"]) == 0
     printed = capsys.readouterr()
     last = json.loads(printed.out)
-    result = Record.open(Path("runs/a")).read("result.json")
+    result = RunFolder.open(Path("runs/a")).read("result.json")
     assert last["folder"] == "runs/a"
     assert last["hash"] == result["hash"]
     assert last["accuracy"]["mean"] == pytest.approx(sum(result["clients"]["accuracy"]) / 6)
-    assert {"config.toml", "run.json", "manifest.json", "topology.json", "events.jsonl", "result.json"} <= set(os.listdir("runs/a"))
-    assert {"accuracy-by-round.png", "clients.png", "network.png"} <= set(os.listdir("runs/a/figures"))
+    assert {
+        "config.toml",
+        "run.json",
+        "partition.json",
+        "topology.json",
+        "events.jsonl",
+        "result.json",
+    } <= set(os.listdir("runs/a"))
+    assert {"accuracy-by-round.png", "clients.png", "network.png"} <= set(
+        os.listdir("runs/a/figures")
+    )
     assert "fedspd" in printed.err  # the table, for a person
 
 
 def test_the_resolved_config_of_a_run_repeats_it(capsys):
-    assert guarded(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", "--workers", "1", "--json"]) == 0
+    assert (
+        guarded(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", "--workers", "1", "--json"])
+        == 0
+    )
     assert guarded(["run", "a/config.toml", "--out", "b", "--workers", "1", "--json"]) == 0
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert one["hash"] == two["hash"]
@@ -50,16 +62,28 @@ def test_without_out_every_run_gets_a_new_folder(capsys):
 
 
 def test_the_graph_of_a_run_is_the_one_that_topology_show_shows(capsys):
-    assert guarded(["run", *TINY, "topology.degree=3", "topology.kind=rgg", "--out", "a", "--workers", "1"]) == 0
+    assert (
+        guarded(
+            ["run", *TINY, "topology.degree=3", "topology.kind=rgg", "--out", "a", "--workers", "1"]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert guarded(["topology", "show", "a/config.toml", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    recorded = Record.open(Path("a")).read("topology.json")
+    recorded = RunFolder.open(Path("a")).read("topology.json")
     assert {key: value for key, value in recorded.items() if key != "list"} == shown
 
 
 @pytest.mark.parametrize(
-    "settings", [["clients=1"], ["clients=2", "topology.kind=star"], ["clusters=1"], ["evaluate_every=5"], ["clusters=4"]]
+    "settings",
+    [
+        ["clients=1"],
+        ["clients=2", "topology.kind=star"],
+        ["clusters=1"],
+        ["evaluate_every=5"],
+        ["clusters=4"],
+    ],
 )
 def test_small_and_odd_networks(settings, capsys):
     assert guarded(["run", *TINY, *settings, "--out", "a", "--workers", "1", "--json"]) == 0
@@ -75,20 +99,44 @@ def test_small_and_odd_networks(settings, capsys):
 BAD = {
     "misspelt key": (["topolgy.degree=4"], "Unknown key 'topolgy': did you mean 'topology'?"),
     "wrong type": (["rounds=many"], 'rounds = "many": expected a whole number.'),
-    "p > 1": (["topology.probability=1.5"], "topology.probability = 1.5 is not a probability: give a number from 0 to 1."),
-    "S > examples": (["clusters=21"], "clusters = 21: a client has only 20 examples; expected at most one cluster per example."),
-    "degree >= N": (["topology.degree=6"], "topology.degree = 6 is impossible with clients = 6: give a number above 0 and at most 5."),
+    "p > 1": (
+        ["topology.probability=1.5"],
+        "topology.probability = 1.5 is not a probability: give a number from 0 to 1.",
+    ),
+    "S > examples": (
+        ["clusters=21"],
+        "clusters = 21: a client has only 20 examples; expected at most one cluster per example.",
+    ),
+    "degree >= N": (
+        ["topology.degree=6"],
+        "topology.degree = 6 is impossible with clients = 6: give a number above 0 and at most 5.",
+    ),
     "more clients than examples": (["clients=2000"], "There are 2000 clients"),
     "missing dataset": (["data.name=mnist"], "fedspd data get mnist"),
     "unknown dataset": (["data.name=minst"], "did you mean 'mnist'?"),
-    "unknown method": (["method=fedsdp"], "method = 'fedsdp': there is no such method; did you mean 'fedspd'?"),
+    "unknown method": (
+        ["method=fedsdp"],
+        "method = 'fedsdp': there is no such method; did you mean 'fedspd'?",
+    ),
     "unknown model": (["model.name=cmn"], "did you mean 'cnn'?"),
     "unknown kind": (["topology.kind=rnig"], "did you mean 'ring'?"),
     "unknown mixture": (["data.mixture=rotatoin"], "did you mean 'rotation'?"),
-    "unknown device": (["device=gpu"], "device = 'gpu': expected auto, cpu, or cuda where there is one."),
-    "no such device": (["device=meta"], "device = 'meta': expected auto, cpu, or cuda where there is one."),
-    "loss without sense": (["loss=squared_error"], "loss = 'squared_error': expected cross_entropy for data with classes, or auto."),
-    "model too large": (["model.hidden=100000000000"], "model.name = 'mlp': it does not work on examples of shape (1, 8, 8)"),
+    "unknown device": (
+        ["device=gpu"],
+        "device = 'gpu': expected auto, cpu, or cuda where there is one.",
+    ),
+    "no such device": (
+        ["device=meta"],
+        "device = 'meta': expected auto, cpu, or cuda where there is one.",
+    ),
+    "loss without sense": (
+        ["loss=squared_error"],
+        "loss = 'squared_error': expected cross_entropy for data with classes, or auto.",
+    ),
+    "model too large": (
+        ["model.hidden=100000000000"],
+        "model.name = 'mlp': it does not work on examples of shape (1, 8, 8)",
+    ),
     "a module that is not there": (["model.name=nosuch:Net"], "No module named 'nosuch'"),
     "too many examples": (["data.examples=10000"], "data.examples = 10000"),
     "an extra": (
@@ -115,7 +163,9 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(name, capsys,
 
 @pytest.mark.parametrize("settings", [["rounds=0"], ["data.name=mnist"], ["data.examples=10000"]])
 def test_bad_input_to_the_installed_program(settings, here):
-    done = subprocess.run([PROGRAM, "run", *TINY, *settings, "--json"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [PROGRAM, "run", *TINY, *settings, "--json"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
@@ -132,7 +182,10 @@ def test_a_model_of_the_users_own_that_does_not_fit_the_data(capsys, here):
         "fedspd: model.name = 'mine:few': its output for 2 examples has shape (2, 3); expected (2, 10), a column for each class.\n"
     )
     assert guarded(["run", *TINY, "model.name=mine:narrow", "--out", "a"]) == 2
-    assert "model.name = 'mine:narrow': it does not work on examples of shape (1, 8, 8), with RuntimeError: mat1" in capsys.readouterr().err
+    assert (
+        "model.name = 'mine:narrow': it does not work on examples of shape (1, 8, 8), with RuntimeError: mat1"
+        in capsys.readouterr().err
+    )
     assert not (here / "a").exists()
 
 
@@ -150,7 +203,10 @@ def test_a_run_folder_that_exists(capsys):
 def test_a_folder_that_is_no_run(capsys, here):
     (here / "photos").mkdir()
     assert guarded(["run", "--resume", "photos"]) == 2
-    assert capsys.readouterr().err == "fedspd: 'photos' is not a run folder: there is no run.json in it.\n"
+    assert (
+        capsys.readouterr().err
+        == "fedspd: 'photos' is not a run folder: there is no run.json in it.\n"
+    )
     assert list((here / "photos").iterdir()) == []
 
 
@@ -192,7 +248,11 @@ def test_another_model_than_the_one_of_the_checkpoint(here):
     from torch import nn
 
     config = {"clients": 4, "rounds": 1, "data": {"examples": 20}, "topology": {"degree": 2}}
-    fedspd.run(config, out="a", model=lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+    fedspd.run(
+        config,
+        out="a",
+        model=lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)),
+    )
     with pytest.raises(fedspd.FedspdError, match="was started with another model"):
         fedspd.run(out="a", resume=True)
 

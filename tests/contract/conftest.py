@@ -21,13 +21,19 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Sgd, cross_entropy, squared_error
+from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
 from fedspd.core.ledger import NOTHING, SERVER
-from fedspd.engines.block import BlockRunner, Measures, Plan
 from fedspd.engines.simulator import Simulator
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.measures import Measures
+from fedspd.runtime.plan import Plan
 
 COUNTS = (6, 1, 9, 4, 6)  # examples of five clients; one has a single one
-OPTIONS = {"fedspd": {"align_every": 2, "final_epochs": 1}, "fedavg": {"finetune": 1}, "pfedme": {"R": 2}}  # quick, and nothing left out
+OPTIONS = {
+    "fedspd": {"align_every": 2, "final_epochs": 1},
+    "fedavg": {"finetune": 1},
+    "pfedme": {"R": 2},
+}  # quick, and nothing left out
 
 
 def own_method() -> Any:
@@ -46,7 +52,9 @@ CLASSES = {**METHODS, "ditto": own_method().Ditto}
 
 
 def classifier() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)
+    )
 
 
 def examples(task: str, counts: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -57,14 +65,20 @@ def examples(task: str, counts: Sequence[int], seed: int) -> tuple[list[Tensor],
 
 
 def learner_of(task: str) -> Learner:
-    sgd = Sgd(batch=4, epochs=2)
+    training = TrainingOptions(batch=4, epochs=2)
     if task == "classes":
-        return Learner(classifier, sgd, cross_entropy)
-    return Learner(lambda: nn.Linear(4, 2), sgd, squared_error, dtype=torch.float64)
+        return Learner(classifier, training, cross_entropy)
+    return Learner(lambda: nn.Linear(4, 2), training, squared_error, dtype=torch.float64)
 
 
 def make_plan(
-    method: str, task: str = "classes", counts: Sequence[int] = COUNTS, *, clusters: int = 2, server: bool = False, **options: Any
+    method: str,
+    task: str = "classes",
+    counts: Sequence[int] = COUNTS,
+    *,
+    clusters: int = 2,
+    server: bool = False,
+    **options: Any,
 ) -> Plan:
     n = len(counts)
     algorithm = CLASSES[method](clusters=clusters, **{**OPTIONS.get(method, {}), **options})
@@ -86,7 +100,10 @@ def everyone(n: int = 5, server: bool = False) -> Graph:
 
 
 def part_of(plan: Plan, clients: Sequence[int]) -> Plan:
-    train, test = (replace(b, clients=clients, x=[b.x[i] for i in clients], y=[b.y[i] for i in clients]) for b in (plan.train, plan.test))
+    train, test = (
+        replace(b, clients=clients, x=[b.x[i] for i in clients], y=[b.y[i] for i in clients])
+        for b in (plan.train, plan.test)
+    )
     return replace(plan, train=train, test=test, truth=[plan.truth[i] for i in clients])
 
 
@@ -94,7 +111,10 @@ class ByHand:
     """Drives the generators itself. A block hears only its neighbours, and of them only what it wants: all else is NaN or not there."""
 
     def __init__(self, plan: Plan, blocks: Sequence[Sequence[int]] | None = None) -> None:
-        self.runners = [BlockRunner(part_of(plan, clients)) for clients in blocks or [[i] for i in range(plan.clients)]]
+        self.runners = [
+            BlockRunner(part_of(plan, clients))
+            for clients in blocks or [[i] for i in range(plan.clients)]
+        ]
 
     def begin(self) -> None:
         for runner in self.runners:
@@ -112,7 +132,10 @@ class ByHand:
             offers = self._in_order(asked)
             sent.append(transfers(graph, offers))
             answers = [told(graph, plan.train.clients, offers) for plan in plans]
-            asked = [self._advance(i, turn, answer) for i, (turn, answer) in enumerate(zip(turns, answers, strict=True))]
+            asked = [
+                self._advance(i, turn, answer)
+                for i, (turn, answer) in enumerate(zip(turns, answers, strict=True))
+            ]
         assert asked == [None] * len(asked), "every block asks equally often"
         return sent
 
@@ -127,8 +150,12 @@ class ByHand:
     def _in_order(self, asked: Sequence[Exchange]) -> Exchange:
         clients = [i for runner in self.runners for i in runner.plan.train.clients]
         order = torch.tensor(clients).argsort()
-        names = ["cluster_CK", "model_CKP", "weight_CK", "want_CM"] + (["note_C"] if asked[0].note_C is not None else [])
-        return Exchange(**{name: torch.cat([getattr(one, name) for one in asked])[order] for name in names})
+        names = ["cluster_CK", "model_CKP", "weight_CK", "want_CM"] + (
+            ["note_C"] if asked[0].note_C is not None else []
+        )
+        return Exchange(
+            **{name: torch.cat([getattr(one, name) for one in asked])[order] for name in names}
+        )
 
     def finish(self, t: int) -> None:
         for runner in self.runners:
@@ -146,7 +173,11 @@ class ByHand:
             runner.load(folder)
 
     def digests(self) -> list[str]:
-        found = {i: digest for r in self.runners for i, digest in zip(r.plan.train.clients, r.digests(), strict=True)}
+        found = {
+            i: digest
+            for r in self.runners
+            for i, digest in zip(r.plan.train.clients, r.digests(), strict=True)
+        }
         return [found[i] for i in sorted(found)]
 
     def close(self) -> None:
@@ -159,7 +190,9 @@ def told(graph: Graph, clients: Sequence[int], offers: Exchange) -> Neighbourhoo
     own = torch.from_numpy(np.isin(around, clients))[:, None]
     model_CKP = torch.where((wanted | own)[:, :, None], offers.model_CKP[around], torch.nan)
     note = None if offers.note_C is None else offers.note_C[around]
-    spoken = Exchange(offers.cluster_CK[around], model_CKP, offers.weight_CK[around], offers.want_CM[around], note)
+    spoken = Exchange(
+        offers.cluster_CK[around], model_CKP, offers.weight_CK[around], offers.want_CM[around], note
+    )
     return Neighbourhood.of(graph, clients, spoken, around)
 
 
@@ -168,8 +201,19 @@ def transfers(graph: Graph, offers: Exchange) -> list[tuple[int, int, int]]:
     offered, wants = offers.cluster_CK.tolist(), offers.want_CM.tolist()
     if graph.server:
         up = [(i, SERVER, s) for i, row in enumerate(offered) for s in row if s != NOTHING]
-        return up + [(SERVER, i, s) for i, row in enumerate(wants) for s in row if any(s == made for _, _, made in up)]
-    return [(i, int(j), s) for i, row in enumerate(offered) for j in graph.neighbours(i) for s in row if s in wants[j]]
+        return up + [
+            (SERVER, i, s)
+            for i, row in enumerate(wants)
+            for s in row
+            if any(s == made for _, _, made in up)
+        ]
+    return [
+        (i, int(j), s)
+        for i, row in enumerate(offered)
+        for j in graph.neighbours(i)
+        for s in row
+        if s in wants[j]
+    ]
 
 
 ENGINES: dict[str, Callable[[Plan], Any]] = {
@@ -201,7 +245,9 @@ def reference(method: str, task: str, rounds: int = 4) -> tuple[str, ...]:
 class Lab:
     """What the tests of the contract have at hand."""
 
-    plan, path, everyone, run, reference = map(staticmethod, (make_plan, path, everyone, run, reference))
+    plan, path, everyone, run, reference = map(
+        staticmethod, (make_plan, path, everyone, run, reference)
+    )
     classes, by_hand, part_of, learner_of, examples = (
         CLASSES,
         ByHand,

@@ -15,7 +15,9 @@ def test_every_engine_gives_the_same_bits(lab, method, task, engine):
     assert tuple(used.digests()) == lab.reference(method, task)
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(
+    max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
 @given(block_of=st.permutations([0, 0, 1, 1, 2]), order=st.permutations(range(5)))
 def test_any_partition_into_blocks_in_any_order_gives_the_same_bits(lab, method, block_of, order):
     blocks = [[i for i in order if block_of[i] == b] for b in range(3)]
@@ -78,4 +80,6 @@ def test_every_client_is_measured(lab, method, task, engine):
     assert np.isfinite(measures.test_loss_C).all()
     assert np.isfinite(measures.accuracy_C).all() == (task == "classes")
     if measures.mixture_CS is not None:
-        assert measures.mixture_CS.sum(1) == pytest.approx(np.ones(5), abs=3e-4)  # FedSoft's sigma comes on top of 1
+        assert measures.mixture_CS.sum(1) == pytest.approx(
+            np.ones(5), abs=3e-4
+        )  # FedSoft's sigma comes on top of 1

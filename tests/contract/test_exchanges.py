@@ -10,8 +10,22 @@ import torch
 
 from fedspd.core.ledger import CLUSTER, HEADER
 
-SENT_ON_A_PATH = {"local": 0, "fedavg": 8, "fedem": 16, "fedsoft": 8, "ifca": 8, "pfedme": 8, "ditto": 8}  # 4 edges, both ways, S = 2
-SENT_ON_A_STAR = {"local": 0, "fedavg": 10, "fedem": 20, "pfedme": 10, "ditto": 10}  # 5 clients, up and down
+SENT_ON_A_PATH = {
+    "local": 0,
+    "fedavg": 8,
+    "fedem": 16,
+    "fedsoft": 8,
+    "ifca": 8,
+    "pfedme": 8,
+    "ditto": 8,
+}  # 4 edges, both ways, S = 2
+SENT_ON_A_STAR = {
+    "local": 0,
+    "fedavg": 10,
+    "fedem": 20,
+    "pfedme": 10,
+    "ditto": 10,
+}  # 5 clients, up and down
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -25,7 +39,12 @@ def test_news_travels_one_hop_in_a_round(lab, method, rounds):
     changed = {i for i in range(5) if one[i] != two[i]}
     assert 4 in changed
     assert changed <= {i for i in range(5) if 4 - i <= rounds}
-    if method in ("fedavg", "fedem", "pfedme", "ditto"):  # a neighbour of the others need not listen to the same cluster
+    if method in (
+        "fedavg",
+        "fedem",
+        "pfedme",
+        "ditto",
+    ):  # a neighbour of the others need not listen to the same cluster
         assert changed == {i for i in range(5) if 4 - i <= rounds}
 
 
@@ -33,7 +52,8 @@ def test_a_model_of_a_stranger_changes_nothing_in_the_round(lab, method):
     one, two = (lab.run(lab.by_hand(lab.plan(method)), lab.path(), 1) for _ in range(2))
     stranger = two.runners[4]
     tables = {
-        name: table * 2 if name in ("model_CP", "centers_CSP", "personal_CP") else table for name, table in vars(stranger.state).items()
+        name: table * 2 if name in ("model_CP", "centers_CSP", "personal_CP") else table
+        for name, table in vars(stranger.state).items()
     }
     stranger.state = type(stranger.state)(**tables)
     for used in (one, two):
@@ -51,7 +71,9 @@ def test_the_ledger_counts_what_is_sent(lab, method, recording_engine, server):
         one.begin()
     for t in range(1, 4):
         expected, traffic = counted.round(t, graph), used.round(t, graph).traffic
-        assert [sorted(map(tuple, one.transfer_T3.tolist())) for one in traffic] == [sorted(sent) for sent in expected]
+        assert [sorted(map(tuple, one.transfer_T3.tolist())) for one in traffic] == [
+            sorted(sent) for sent in expected
+        ]
         assert [one.announcements for one in traffic] == [5 if server else 8] * len(expected)
 
 
@@ -70,7 +92,9 @@ def test_bytes_by_hand(lab, recording_engine):
     used = recording_engine(lab.plan("fedem"))
     used.begin()
     (traffic,) = used.round(1, lab.path()).traffic
-    size = (4 * 6 + 6) + (4 * 6 + 1) + (6 * 3 + 3)  # dense, BatchNorm with its statistics and counter, dense
+    size = (
+        (4 * 6 + 6) + (4 * 6 + 1) + (6 * 3 + 3)
+    )  # dense, BatchNorm with its statistics and counter, dense
     assert traffic.point_to_point_bytes == 8 * (HEADER + 4 * CLUSTER) + 16 * 4 * size
     assert traffic.multicast_bytes == 8 * (HEADER + 4 * CLUSTER) + 10 * 4 * size
 
@@ -78,10 +102,16 @@ def test_bytes_by_hand(lab, recording_engine):
 def test_a_star_is_the_complete_graph_with_the_weights_of_a_server(lab, method, task):
     """FedSoft's server picks its voters, which no graph does: the two agree where it picks everybody for the only cluster.
     FedSPD aligns labels on a graph alone."""
-    options = {"fedsoft": {"clusters": 1, "select": 5}, "fedspd": {"align_every": 0}}.get(method, {})
+    options = {"fedsoft": {"clusters": 1, "select": 5}, "fedspd": {"align_every": 0}}.get(
+        method, {}
+    )
     digests = []
     for server in (False, True):
-        used = lab.run(lab.by_hand(lab.plan(method, task, server=server, **options)), lab.everyone(server=server), 3)
+        used = lab.run(
+            lab.by_hand(lab.plan(method, task, server=server, **options)),
+            lab.everyone(server=server),
+            3,
+        )
         used.finish(4)
         digests.append(used.digests())
     assert digests[0] == digests[1]

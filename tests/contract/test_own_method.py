@@ -9,7 +9,13 @@ from fedspd.config import as_dict, as_toml, config_hash, load, method_options, v
 from fedspd.core.errors import ConfigError
 
 DITTO = {"method": "own_method:Ditto"}
-TINY = {"clients": 3, "rounds": 2, "topology": {"kind": "ring"}, "data": {"examples": 12, "test_examples": 4}, "sgd": {"epochs": 1}}
+TINY = {
+    "clients": 3,
+    "rounds": 2,
+    "topology": {"kind": "ring"},
+    "data": {"examples": 12, "test_examples": 4},
+    "training": {"epochs": 1},
+}
 MODULE = """
 from __future__ import annotations
 from dataclasses import dataclass
@@ -64,8 +70,14 @@ def refusal(tree) -> str:
 @pytest.mark.parametrize(
     ("tree", "sentence"),
     [
-        ({"method": "own_method:Dito"}, "method = \"own_method:Dito\": the module 'own_method' has no public function or class 'Dito'; "),
-        ({"method": "nowhere_at_all:X"}, 'method = "nowhere_at_all:X": expected a module that is installed or in the current folder'),
+        (
+            {"method": "own_method:Dito"},
+            "method = \"own_method:Dito\": the module 'own_method' has no public function or class 'Dito'; ",
+        ),
+        (
+            {"method": "nowhere_at_all:X"},
+            'method = "nowhere_at_all:X": expected a module that is installed or in the current folder',
+        ),
         (DITTO | {"options": {"pul": 1.0}}, "Unknown key 'options.pul': did you mean 'pull'?"),
         (DITTO | {"options": {"clusters": 3}}, "Unknown key 'options.clusters': "),
         (DITTO | {"options": {"pull": "much"}}, 'options.pull = "much": expected a number.'),
@@ -74,14 +86,23 @@ def refusal(tree) -> str:
             {"method": "others:Whole", "options": {"mu": 1, "lambda": 0}},
             "options.lambda = 0: expected a number greater than 0.",
         ),
-        ({"method": "others:Lazy"}, "method = 'others:Lazy': the class lacks round, finish; a method has begin, round, finish, predict."),
+        (
+            {"method": "others:Lazy"},
+            "method = 'others:Lazy': the class lacks round, finish; a method has begin, round, finish, predict.",
+        ),
         (
             {"method": "others:Whole", "options": {"mu": 1}, "holdout_clients": 1},
             "method = 'others:Whole': the class lacks share, join; a method has begin, round, finish, predict, share, join.",
         ),
-        ({"method": "others:Strange"}, "method = 'others:Strange': the types of its fields cannot be read: "),
+        (
+            {"method": "others:Strange"},
+            "method = 'others:Strange': the types of its fields cannot be read: ",
+        ),
         *(
-            ({"method": f"others:{name}"}, f"method = 'others:{name}': expected a dataclass whose fields are its options, ")
+            (
+                {"method": f"others:{name}"},
+                f"method = 'others:{name}': expected a dataclass whose fields are its options, ",
+            )
             for name in ("Plain", "Unclustered", "function")
         ),
     ],
@@ -119,13 +140,21 @@ def test_a_run_and_its_model(tmp_path):
 
 
 def test_options_change_the_result():
-    near, free = (fedspd.run({**TINY, **DITTO, "options": {"pull": pull}}).summary["hash"] for pull in (5.0, 0.0))
+    near, free = (
+        fedspd.run({**TINY, **DITTO, "options": {"pull": pull}}).summary["hash"]
+        for pull in (5.0, 0.0)
+    )
     assert near != free
 
 
 def test_without_pull_dittos_personal_model_is_that_of_training_alone_but_for_its_draws(tmp_path):
     """One batch holds all examples and nothing is dropped: v is then what `local` trains."""
     config = {**TINY, "dtype": "float64"}
-    ditto, local = fedspd.run({**config, **DITTO, "options": {"pull": 0.0}}), fedspd.run({**config, "method": "local"})
+    ditto, local = (
+        fedspd.run({**config, **DITTO, "options": {"pull": 0.0}}),
+        fedspd.run({**config, "method": "local"}),
+    )
     x = ditto.experiment.plan.test.x[1]
-    assert ditto.predict(1, x).flatten().tolist() == pytest.approx(local.predict(1, x).flatten().tolist())
+    assert ditto.predict(1, x).flatten().tolist() == pytest.approx(
+        local.predict(1, x).flatten().tolist()
+    )

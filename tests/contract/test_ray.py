@@ -15,7 +15,13 @@ QUICK = ("fedspd", "ditto")  # notes, a class that no actor can import
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="CRITICAL")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="CRITICAL",
+    )
     yield
     ray.shutdown()
 
@@ -26,7 +32,9 @@ def marked(method: str):
 
 @pytest.mark.parametrize("method", [marked(method) for method in [*METHODS, "ditto"]])
 def test_every_method_by_two_actors_and_its_checkpoint_in_one_process(lab, method, tmp_path):
-    ray.cloudpickle.register_pickle_by_value(sys.modules[lab.__module__])  # actors cannot import a conftest
+    ray.cloudpickle.register_pickle_by_value(
+        sys.modules[lab.__module__]
+    )  # actors cannot import a conftest
     used = RayCluster(lab.plan(method), workers=2)
     try:
         lab.run(used, lab.path(), 2).save(tmp_path)
@@ -42,9 +50,15 @@ def test_every_method_by_two_actors_and_its_checkpoint_in_one_process(lab, metho
 
 def test_float64_and_everybody_hears_everybody(lab):
     ray.cloudpickle.register_pickle_by_value(sys.modules[lab.__module__])
-    used, here = RayCluster(lab.plan("fedem", "regression"), workers=2), Simulator(lab.plan("fedem", "regression"))
+    used, here = (
+        RayCluster(lab.plan("fedem", "regression"), workers=2),
+        Simulator(lab.plan("fedem", "regression")),
+    )
     try:
-        reports = [lab.run(engine, lab.everyone(server=True), 2).round(3, lab.everyone(server=True)) for engine in (used, here)]
+        reports = [
+            lab.run(engine, lab.everyone(server=True), 2).round(3, lab.everyone(server=True))
+            for engine in (used, here)
+        ]
         assert used.digests() == here.digests()
         assert reports[0].traffic[0].as_json() == reports[1].traffic[0].as_json()
         assert reports[0].steps == reports[1].steps

@@ -10,4 +10,8 @@ def test_counts_and_presence():
     block = Block([4, 5, 6], 10, [one[:, None] for one in y], y, width=4)
     assert len(block) == 3
     assert block.counts_C.tolist() == [2, 0, 3]
-    assert block.present_CE.tolist() == [[True, True, False, False], [False] * 4, [True, True, True, False]]
+    assert block.present_CE.tolist() == [
+        [True, True, False, False],
+        [False] * 4,
+        [True, True, True, False],
+    ]

@@ -23,7 +23,9 @@ rules = st.sampled_from(["uniform", "metropolis", "examples"])
 
 def random_graph(rng: np.random.Generator, n: int, rule: str) -> Graph:
     chance = rng.random()
-    return Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i) if rng.random() < chance], rule)
+    return Graph.from_edges(
+        n, [(i, j) for i in range(n) for j in range(i) if rng.random() < chance], rule
+    )
 
 
 def random_offers(rng: np.random.Generator, n: int, clusters: int, K: int, M: int) -> Exchange:
@@ -32,19 +34,30 @@ def random_offers(rng: np.random.Generator, n: int, clusters: int, K: int, M: in
     want_NM = rng.integers(0, clusters + 1, (n, M))
     weight_NK = rng.integers(1, 100, (n, K))
     model_NKP = rng.normal(size=(n, K, 5))
-    return Exchange(*(torch.from_numpy(part) for part in (cluster_NK, model_NKP, weight_NK, want_NM)))
+    return Exchange(
+        *(torch.from_numpy(part) for part in (cluster_NK, model_NKP, weight_NK, want_NM))
+    )
 
 
 def rows(offers: Exchange, which: Any) -> Exchange:
-    return Exchange(offers.cluster_CK[which], offers.model_CKP[which], offers.weight_CK[which], offers.want_CM[which])
+    return Exchange(
+        offers.cluster_CK[which],
+        offers.model_CKP[which],
+        offers.weight_CK[which],
+        offers.want_CM[which],
+    )
 
 
 def everyone_offers(cluster_N: Any, model_NP: Any) -> Exchange:
     cluster_N1 = torch.as_tensor(cluster_N)[:, None]
-    return Exchange(cluster_N1, torch.as_tensor(model_NP)[:, None], torch.ones_like(cluster_N1), cluster_N1)
+    return Exchange(
+        cluster_N1, torch.as_tensor(model_NP)[:, None], torch.ones_like(cluster_N1), cluster_N1
+    )
 
 
-def dense_mean(graph: Graph, offers: Exchange, i: int, s: int, speaking: set[int]) -> np.ndarray | None:
+def dense_mean(
+    graph: Graph, offers: Exchange, i: int, s: int, speaking: set[int]
+) -> np.ndarray | None:
     """Client i's mean of cluster s, one neighbour after the other. None: nobody offered it."""
     heard: list[tuple[int, float, np.ndarray]] = []
     for j in graph.closed(i).tolist():
@@ -58,21 +71,30 @@ def dense_mean(graph: Graph, offers: Exchange, i: int, s: int, speaking: set[int
     elif graph.rule == "examples":
         weight = [examples for _, examples, _ in heard]
     else:
-        weight = [1 / (1 + max(graph.degree[i], graph.degree[j])) if j != i else 0.0 for j, _, _ in heard]
-        weight = [1 - sum(weight) if j == i else w for (j, _, _), w in zip(heard, weight, strict=True)]
+        weight = [
+            1 / (1 + max(graph.degree[i], graph.degree[j])) if j != i else 0.0 for j, _, _ in heard
+        ]
+        weight = [
+            1 - sum(weight) if j == i else w for (j, _, _), w in zip(heard, weight, strict=True)
+        ]
     return sum(w * model for w, (_, _, model) in zip(weight, heard, strict=True)) / sum(weight)
 
 
 @given(seeds, st.integers(1, 12), st.integers(1, 4), st.integers(1, 3), rules)
 def test_equals_a_dense_loop_over_neighbours_and_models(seed, n, clusters, M, rule):
     rng = np.random.default_rng(seed)
-    graph, offers = random_graph(rng, n, rule), random_offers(rng, n, clusters, int(rng.integers(1, clusters + 1)), M)
+    graph, offers = (
+        random_graph(rng, n, rule),
+        random_offers(rng, n, clusters, int(rng.integers(1, clusters + 1)), M),
+    )
     mean = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
     for i in range(n):
         for m in range(M):
             expected = dense_mean(graph, offers, i, int(offers.want_CM[i, m]), set(range(n)))
-            assert bool(mean.heard_CM[i, m]) == (expected is not None)
-            np.testing.assert_allclose(mean.model_CMP[i, m], 0.0 if expected is None else expected, atol=1e-12)
+            assert bool(mean.received_CM[i, m]) == (expected is not None)
+            np.testing.assert_allclose(
+                mean.model_CMP[i, m], 0.0 if expected is None else expected, atol=1e-12
+            )
 
 
 @given(seeds, st.integers(2, 12), st.integers(1, 3), rules)
@@ -85,37 +107,66 @@ def test_whoever_is_silent_is_left_out(seed, n, clusters, rule):
     mean = Neighbourhood.of(graph, [i], rows(offers, speaking), speaking).mean(offers.want_CM[[i]])
     for m in range(2):
         expected = dense_mean(graph, offers, i, int(offers.want_CM[i, m]), set(speaking.tolist()))
-        assert bool(mean.heard_CM[0, m]) == (expected is not None)
-        np.testing.assert_allclose(mean.model_CMP[0, m], 0.0 if expected is None else expected, atol=1e-12)
+        assert bool(mean.received_CM[0, m]) == (expected is not None)
+        np.testing.assert_allclose(
+            mean.model_CMP[0, m], 0.0 if expected is None else expected, atol=1e-12
+        )
 
 
-@given(seeds, st.integers(2, 25), st.integers(1, 3), rules, st.sampled_from([torch.float32, torch.float64]))
+@given(
+    seeds,
+    st.integers(2, 25),
+    st.integers(1, 3),
+    rules,
+    st.sampled_from([torch.float32, torch.float64]),
+)
 def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, dtype):
     rng = np.random.default_rng(seed)
     graph, offers = random_graph(rng, n, rule), random_offers(rng, n, clusters, 1, 2)
-    offers = Exchange(offers.cluster_CK, offers.model_CKP.to(dtype), offers.weight_CK, offers.want_CM)
+    offers = Exchange(
+        offers.cluster_CK, offers.model_CKP.to(dtype), offers.weight_CK, offers.want_CM
+    )
     whole = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
-    cuts = [0, *sorted(rng.choice(np.arange(1, n), int(rng.integers(n)), replace=False).tolist()), n]
+    cuts = [
+        0,
+        *sorted(rng.choice(np.arange(1, n), int(rng.integers(n)), replace=False).tolist()),
+        n,
+    ]
     for low, high in itertools.pairwise(cuts):
         part = Neighbourhood.of(graph, range(low, high), offers).mean(offers.want_CM[low:high])
         assert torch.equal(part.model_CMP, whole.model_CMP[low:high])
-        assert torch.equal(part.heard_CM, whole.heard_CM[low:high])
+        assert torch.equal(part.received_CM, whole.received_CM[low:high])
 
 
-@given(seeds, st.integers(1, 20), st.integers(1, 3), st.sampled_from(["uniform", "metropolis", "examples", "median", "trimmed", "clipped"]))
+@given(
+    seeds,
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.sampled_from(["uniform", "metropolis", "examples", "median", "trimmed", "clipped"]),
+)
 def test_a_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, clusters, rule):
     """One mean per cluster serves all clients; whoever is silent is left out of it."""
     rng = np.random.default_rng(seed)
     listed = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i)], rule)
     offers = random_offers(rng, n, clusters, int(rng.integers(1, clusters + 1)), 2)
-    clients, speaking = np.sort(rng.permutation(n)[: rng.integers(1, n + 1)]).tolist(), np.flatnonzero(rng.random(n) < 0.7)
+    clients, speaking = (
+        np.sort(rng.permutation(n)[: rng.integers(1, n + 1)]).tolist(),
+        np.flatnonzero(rng.random(n) < 0.7),
+    )
     for ids in (None, speaking):
         heard = offers if ids is None else rows(offers, ids)
-        first, second = (Neighbourhood.of(graph, clients, heard, ids) for graph in (Graph.complete(n, rule), listed))
-        for found, expected in zip(first.mean(offers.want_CM[clients]), second.mean(offers.want_CM[clients]), strict=True):
+        first, second = (
+            Neighbourhood.of(graph, clients, heard, ids)
+            for graph in (Graph.complete(n, rule), listed)
+        )
+        for found, expected in zip(
+            first.mean(offers.want_CM[clients]), second.mean(offers.want_CM[clients]), strict=True
+        ):
             assert torch.equal(found, expected)
         for c in range(len(clients)):
-            assert [other[:3] for other in first.heard(c)] == [other[:3] for other in second.heard(c)]
+            assert [other[:3] for other in first.heard(c)] == [
+                other[:3] for other in second.heard(c)
+            ]
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis", "examples"])
@@ -124,9 +175,15 @@ def test_a_client_alone_gets_the_bits_it_gets_in_a_block(rule):
     n = 30
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        graph, offers = random_graph(rng, n, rule), everyone_offers(np.zeros(n, dtype=np.int64), rng.normal(size=(n, 3)))
+        graph, offers = (
+            random_graph(rng, n, rule),
+            everyone_offers(np.zeros(n, dtype=np.int64), rng.normal(size=(n, 3))),
+        )
         whole = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM).model_CMP
-        alone = [Neighbourhood.of(graph, [i], offers).mean(offers.want_CM[[i]]).model_CMP for i in range(n)]
+        alone = [
+            Neighbourhood.of(graph, [i], offers).mean(offers.want_CM[[i]]).model_CMP
+            for i in range(n)
+        ]
         assert torch.equal(torch.cat(alone), whole)
 
 
@@ -136,7 +193,7 @@ def test_every_row_that_heard_something_sums_to_one(seed, n, clusters, rule):
     offers = random_offers(rng, n, clusters, 1, 3)
     neighbourhood = Neighbourhood.of(random_graph(rng, n, rule), range(n), offers)
     matrix = mixing_matrix(neighbourhood, offers.want_CM).toarray()
-    heard = neighbourhood.mean(offers.want_CM).heard_CM.flatten().numpy()
+    heard = neighbourhood.mean(offers.want_CM).received_CM.flatten().numpy()
     assert (matrix >= -1e-15).all()
     np.testing.assert_allclose(matrix.sum(1), heard.astype(float), atol=1e-14)
 
@@ -153,7 +210,9 @@ def test_metropolis_is_doubly_stochastic_and_keeps_the_mean_of_every_cluster(see
     after = neighbourhood.mean(offers.want_CM).model_CMP
     for s in range(clusters):
         chose_s = offers.cluster_CK[:, 0] == s
-        torch.testing.assert_close(after[chose_s].sum(0), offers.model_CKP[chose_s].sum(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            after[chose_s].sum(0), offers.model_CKP[chose_s].sum(0), rtol=0, atol=1e-12
+        )
 
 
 def test_uniform_weights_of_a_path_do_not_keep_the_mean():
@@ -169,29 +228,44 @@ def test_examples_weigh_by_what_is_behind_a_model():
     graph = Graph.from_edges(2, [(0, 1)], "examples")
     zero = torch.zeros(2, 1, dtype=torch.long)
     offers = Exchange(zero, torch.tensor([[[4.0]], [[8.0]]]), torch.tensor([[1], [3]]), zero)
-    assert Neighbourhood.of(graph, range(2), offers).mean(zero).model_CMP.flatten().tolist() == [7.0, 7.0]
+    assert Neighbourhood.of(graph, range(2), offers).mean(zero).model_CMP.flatten().tolist() == [
+        7.0,
+        7.0,
+    ]
 
 
 def test_models_with_no_example_behind_them_weigh_alike():
     graph = Graph.from_edges(2, [(0, 1)], "examples")
     zero = torch.zeros(2, 1, dtype=torch.long)
     offers = Exchange(zero, torch.tensor([[[4.0]], [[8.0]]]), zero, zero)
-    assert Neighbourhood.of(graph, range(2), offers).mean(zero).model_CMP.flatten().tolist() == [6.0, 6.0]
+    assert Neighbourhood.of(graph, range(2), offers).mean(zero).model_CMP.flatten().tolist() == [
+        6.0,
+        6.0,
+    ]
 
 
 def test_a_wanted_cluster_that_nobody_offered_is_not_heard():
     offers = everyone_offers([0, 1], torch.ones(2, 1))
-    mean = Neighbourhood.of(Graph.from_edges(2, []), range(2), offers).mean(torch.tensor([[0, 1], [0, 1]]))
-    assert mean.heard_CM.tolist() == [[True, False], [False, True]]
+    mean = Neighbourhood.of(Graph.from_edges(2, []), range(2), offers).mean(
+        torch.tensor([[0, 1], [0, 1]])
+    )
+    assert mean.received_CM.tolist() == [[True, False], [False, True]]
     assert mean.model_CMP.flatten().tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_heard_yields_the_models_of_others_with_their_notes():
     graph = Graph.from_edges(3, [(0, 1), (1, 2)])
     offers = Exchange(
-        torch.tensor([[0], [1], [0]]), torch.arange(3.0)[:, None, None], torch.ones(3, 1), torch.zeros(3, 1), torch.tensor([5, 6, 7])
+        torch.tensor([[0], [1], [0]]),
+        torch.arange(3.0)[:, None, None],
+        torch.ones(3, 1),
+        torch.zeros(3, 1),
+        torch.tensor([5, 6, 7]),
     )
-    heard = [(other.client, other.note, other.cluster, other.model_P.item()) for other in Neighbourhood.of(graph, [1], offers).heard(0)]
+    heard = [
+        (other.client, other.note, other.cluster, other.model_P.item())
+        for other in Neighbourhood.of(graph, [1], offers).heard(0)
+    ]
     assert heard == [(0, 5, 0, 0.0), (2, 7, 0, 2.0)]
 
 
@@ -201,10 +275,14 @@ def test_what_a_client_does_not_want_or_nobody_gave_is_not_heard():
     offers = everyone_offers([0, 1, NOTHING], torch.ones(3, 1))
     assert list(Neighbourhood.of(graph, [0], offers).heard(0)) == []
     listening = replace(offers, want_CM=torch.tensor([[0, 1], [1, NOTHING], [0, NOTHING]]))
-    assert [(other.client, other.cluster) for other in Neighbourhood.of(graph, [0], listening).heard(0)] == [(1, 1)]
+    assert [
+        (other.client, other.cluster) for other in Neighbourhood.of(graph, [0], listening).heard(0)
+    ] == [(1, 1)]
 
 
 def test_a_newcomer_hears_whatever_there_is():
     graph = Graph.from_edges(3, [(0, 2), (1, 2)])
     offers = everyone_offers([0, 1], torch.ones(2, 1))
-    assert [other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).heard(0)] == [0, 1]
+    assert [
+        other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).heard(0)
+    ] == [0, 1]

@@ -43,9 +43,9 @@ def test_a_complete_graph_is_the_one_with_all_edges(n, rule):
 
 @pytest.mark.parametrize("graph", [Graph.from_edges(4, [(0, 1), (1, 3)]), Graph.complete(4)])
 def test_pairs_are_the_closed_neighbourhoods_of_the_clients_that_are_asked_for(graph):
-    hearer_H, heard_H = graph.pairs([3, 1])
+    receiver_H, heard_H = graph.pairs([3, 1])
     expected = [(0, j) for j in graph.closed(3)] + [(1, j) for j in graph.closed(1)]
-    assert list(zip(hearer_H.tolist(), heard_H.tolist(), strict=True)) == expected
+    assert list(zip(receiver_H.tolist(), heard_H.tolist(), strict=True)) == expected
 
 
 def test_clients_without_an_edge_hear_themselves():

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from fedspd.core.keys import Key
 
-names = st.lists(st.one_of(st.integers(0, 99), st.sampled_from(["a", "b", "1", "2"])), max_size=3).map(tuple)
+names = st.lists(
+    st.one_of(st.integers(0, 99), st.sampled_from(["a", "b", "1", "2"])), max_size=3
+).map(tuple)
 keys = st.builds(Key, st.integers(0, 9), st.integers(0, 9), names)
 
 
@@ -26,7 +28,18 @@ def test_names_are_a_path_and_rounds_are_part_of_it():
     key = Key(7)
     assert key.of(3, "train") == key.of(3).of("train")
     assert key.at(2).of(3) == key.of(3).at(2)
-    assert len({key.number(), key.at(1).number(), key.of(1).number(), key.of("1").number(), Key(8).number()}) == 5
+    assert (
+        len(
+            {
+                key.number(),
+                key.at(1).number(),
+                key.of(1).number(),
+                key.of("1").number(),
+                Key(8).number(),
+            }
+        )
+        == 5
+    )
 
 
 def test_a_number_has_one_name_whatever_its_type():
@@ -38,4 +51,6 @@ def test_generators_start_anew_every_time_and_differ_by_name():
     assert key.numpy().random(3).tolist() == key.numpy().random(3).tolist()
     assert key.numpy().random(3).tolist() != key.of("other").numpy().random(3).tolist()
     assert torch.equal(torch.rand(3, generator=key.torch()), torch.rand(3, generator=key.torch()))
-    assert not torch.equal(torch.rand(3, generator=key.torch()), torch.rand(3, generator=key.at(1).torch()))
+    assert not torch.equal(
+        torch.rand(3, generator=key.torch()), torch.rand(3, generator=key.at(1).torch())
+    )

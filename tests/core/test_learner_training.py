@@ -11,36 +11,43 @@ from torch import Tensor, nn
 
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Sgd, cross_entropy, squared_error
+from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
 
 KEY = Key(3, round=2)
 
 
-def block(x: list[Tensor], y: list[Tensor], clients: list[int] | None = None, network: int = 10) -> Block:
+def block(
+    x: list[Tensor], y: list[Tensor], clients: list[int] | None = None, network: int = 10
+) -> Block:
     return Block(clients or range(len(x)), network, x, y, max(len(own) for own in y))
 
 
-def slope(sgd: Sgd) -> Learner:
+def slope(training: TrainingOptions) -> Learner:
     """y = w x with the loss (w x - y)^2 / 2: one parameter."""
-    return Learner(lambda: nn.Linear(1, 1, bias=False), sgd, squared_error, dtype=torch.float64)
+    return Learner(
+        lambda: nn.Linear(1, 1, bias=False), training, squared_error, dtype=torch.float64
+    )
 
 
 def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
-ONE, TWO = column(1.0), block([column(1.0, 2.0)], [column(0.0, 0.0)])  # at w the mean gradient is (1 + 4) / 2 w = 2.5 w
+ONE, TWO = (
+    column(1.0),
+    block([column(1.0, 2.0)], [column(0.0, 0.0)]),
+)  # at w the mean gradient is (1 + 4) / 2 w = 2.5 w
 
 
 def test_momentum_and_weight_decay_by_hand():
     """w = 1: g = 2.5 + 0.2, v = 2.7, w = 0.73; then g = 2.7 * 0.73 = 1.971, v = 1.35 + 1.971 = 3.321, w = 0.3979."""
-    learner = slope(Sgd(lr=0.1, momentum=0.5, weight_decay=0.2))
+    learner = slope(TrainingOptions(lr=0.1, momentum=0.5, weight_decay=0.2))
     assert learner.train(ONE, TWO, KEY, rates=[0.1]).item() == pytest.approx(0.73, abs=1e-15)
     assert learner.train(ONE, TWO, KEY, rates=[0.1, 0.1]).item() == pytest.approx(0.3979, abs=1e-15)
 
 
 def test_every_training_starts_without_momentum():
-    learner = slope(Sgd(lr=0.1, momentum=0.9))
+    learner = slope(TrainingOptions(lr=0.1, momentum=0.9))
     once = learner.train(ONE, TWO, KEY, rates=[0.1])
     assert once.item() == pytest.approx(0.75)
     assert learner.train(once, TWO, KEY, rates=[0.1]).item() == pytest.approx(0.75 * 0.75)
@@ -48,32 +55,49 @@ def test_every_training_starts_without_momentum():
 
 def test_example_weights_by_hand():
     """Weights 1 and 0.5: g = (1 * 1 + 0.5 * 4) / 2 = 1.5."""
-    trained = slope(Sgd(momentum=0)).train(ONE, TWO, KEY, rates=[0.1], weight_CE=torch.tensor([[1.0, 0.5]]))
+    trained = slope(TrainingOptions(momentum=0)).train(
+        ONE, TWO, KEY, rates=[0.1], weight_CE=torch.tensor([[1.0, 0.5]])
+    )
     assert trained.item() == pytest.approx(0.85, abs=1e-15)
 
 
 def test_the_proximal_anchor_by_hand():
     """Anchor 3, pull 0.5: g = 2.5 + 0.5 (1 - 3) = 1.5."""
-    trained = slope(Sgd(momentum=0)).train(ONE, TWO, KEY, rates=[0.1], anchor_CP=column(3.0), pull_C=torch.tensor([0.5]))
+    trained = slope(TrainingOptions(momentum=0)).train(
+        ONE, TWO, KEY, rates=[0.1], anchor_CP=column(3.0), pull_C=torch.tensor([0.5])
+    )
     assert trained.item() == pytest.approx(0.85, abs=1e-15)
 
 
 def test_only_some_examples_with_their_own_weights():
     """Only x = 2, of weight 0.25: g = 0.25 * 4 = 1."""
     only, weight = torch.tensor([[False, True]]), torch.tensor([[9.0, 0.25]])
-    trained = slope(Sgd(momentum=0)).train(ONE, TWO, KEY, rates=[0.1], only_CE=only, weight_CE=weight)
+    trained = slope(TrainingOptions(momentum=0)).train(
+        ONE, TWO, KEY, rates=[0.1], only_CE=only, weight_CE=weight
+    )
     assert trained.item() == pytest.approx(0.9, abs=1e-15)
 
 
 def test_the_paper_s_learning_rates():
-    sgd = Sgd()
-    assert [round(sgd.rate(t), 10) for t in (0, 1, 5, 6, 10, 11)] == [0.05, 0.05, 0.05, 0.04, 0.04, 0.032]
-    assert sgd.rates(1) == [0.05] * 10  # the local epochs of round 1 are doubled
-    assert sgd.rates(2) == [0.05] * 5
+    training = TrainingOptions()
+    assert [round(training.rate(t), 10) for t in (0, 1, 5, 6, 10, 11)] == [
+        0.05,
+        0.05,
+        0.05,
+        0.04,
+        0.04,
+        0.032,
+    ]
+    assert training.rates(1) == [0.05] * 10  # the local epochs of round 1 are doubled
+    assert training.rates(2) == [0.05] * 5
 
 
 def test_the_rates_of_the_key_s_round_are_the_default():
-    learner = slope(Sgd(lr=0.1, momentum=0, epochs=1, first_round=3, decay=0.5, decay_every=1))
+    learner = slope(
+        TrainingOptions(
+            lr=0.1, momentum=0, epochs=1, first_round_factor=3, decay=0.5, decay_every=1
+        )
+    )
     assert learner.train(ONE, TWO, KEY.at(1)).item() == pytest.approx(0.75**3)
     assert learner.train(ONE, TWO, KEY.at(3)).item() == pytest.approx(1 - 0.025 * 2.5)
 
@@ -96,7 +120,9 @@ class Frozen(Net):
 
 def images(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 3, 6, 6, generator=generator, dtype=torch.float64), torch.randint(4, (n,), generator=generator)
+    return torch.randn(n, 3, 6, 6, generator=generator, dtype=torch.float64), torch.randint(
+        4, (n,), generator=generator
+    )
 
 
 def same_batches(n: int, size: int, epochs: int, key: Key) -> Iterator[Tensor]:
@@ -107,8 +133,8 @@ def same_batches(n: int, size: int, epochs: int, key: Key) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("factory", [Net, Frozen])
 def test_many_steps_equal_torch_s_own_sgd(factory):
-    sgd = Sgd(lr=0.07, momentum=0.6, weight_decay=0.01, batch=4, epochs=3)
-    learner, (x, y) = Learner(factory, sgd, dtype=torch.float64), images(10)
+    training = TrainingOptions(lr=0.07, momentum=0.6, weight_decay=0.01, batch=4, epochs=3)
+    learner, (x, y) = Learner(factory, training, dtype=torch.float64), images(10)
     start_P = learner.draw(Key(1))
     plain = factory().double()
     plain.load_state_dict(learner.export(start_P))
@@ -133,10 +159,15 @@ def test_a_client_with_no_selected_example_keeps_its_model():
 
 
 def test_a_batch_of_one_example_uses_the_running_statistics():
-    learner, (x, y) = Learner(Net, Sgd(batch=4, epochs=1), dtype=torch.float64), images(5)
+    learner, (x, y) = (
+        Learner(Net, TrainingOptions(batch=4, epochs=1), dtype=torch.float64),
+        images(5),
+    )
     trained_P = learner.train(learner.draw(Key(1))[None], block([x], [y]), KEY)[0]
     assert trained_P.isfinite().all()
-    assert learner.export(trained_P)["1.num_batches_tracked"] == 1  # of the two batches, only the one of four
+    assert (
+        learner.export(trained_P)["1.num_batches_tracked"] == 1
+    )  # of the two batches, only the one of four
     alone_P = learner.train(learner.draw(Key(1))[None], block([x[:1]], [y[:1]]), KEY)[0]
     assert alone_P.isfinite().all()
 
@@ -157,10 +188,15 @@ def test_dropout_belongs_to_the_client_s_key_whatever_the_block():
 
 def test_two_clients_with_one_batch_each_differ_only_by_dropout():
     """The order within a full batch does not matter, so without dropout both end alike, and with it they do not."""
-    (x, y), sgd = images(12), Sgd(batch=12, epochs=1)
-    for factory, alike in ((Dropping, False), (lambda: nn.Sequential(nn.Flatten(), nn.Linear(108, 4)), True)):
-        learner = Learner(factory, sgd, dtype=torch.float64)
-        first_P, second_P = learner.train(learner.draw(Key(1)).repeat(2, 1), block([x] * 2, [y] * 2), KEY)
+    (x, y), training = images(12), TrainingOptions(batch=12, epochs=1)
+    for factory, alike in (
+        (Dropping, False),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(108, 4)), True),
+    ):
+        learner = Learner(factory, training, dtype=torch.float64)
+        first_P, second_P = learner.train(
+            learner.draw(Key(1)).repeat(2, 1), block([x] * 2, [y] * 2), KEY
+        )
         assert torch.allclose(first_P, second_P, rtol=0, atol=1e-12) == alike
 
 
@@ -182,19 +218,30 @@ def test_losses_equal_the_loss_of_every_example_and_are_zero_beyond():
         plain = Net().double().eval()
         plain.load_state_dict(learner.export(model_SP[s]))
         with torch.no_grad():
-            one_by_one = torch.cat([nn.functional.cross_entropy(plain(x[[e]]), y[[e]], reduction="none") for e in range(9)])
+            one_by_one = torch.cat(
+                [
+                    nn.functional.cross_entropy(plain(x[[e]]), y[[e]], reduction="none")
+                    for e in range(9)
+                ]
+            )
         torch.testing.assert_close(losses_CSE[0, s], one_by_one, rtol=0, atol=1e-12)
-        torch.testing.assert_close(losses_CSE[1, s], torch.cat([one_by_one[:4], torch.zeros(5)]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            losses_CSE[1, s], torch.cat([one_by_one[:4], torch.zeros(5)]), rtol=0, atol=1e-12
+        )
 
 
 def test_squared_error_by_hand():
-    assert squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])).tolist() == [(1 + 4) / 2]
+    assert squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])).tolist() == [
+        (1 + 4) / 2
+    ]
     assert squared_error(torch.tensor([3.0]), torch.tensor([1.0])).tolist() == [2.0]
-    assert cross_entropy(torch.zeros(1, 4), torch.tensor([2])).item() == pytest.approx(torch.tensor(4.0).log().item())
+    assert cross_entropy(torch.zeros(1, 4), torch.tensor([2])).item() == pytest.approx(
+        torch.tensor(4.0).log().item()
+    )
 
 
 def test_more_examples_than_one_evaluation_batch():
-    learner = slope(Sgd())
+    learner = slope(TrainingOptions())
     x = torch.arange(1300, dtype=torch.float64)[:, None]
     assert torch.equal(learner.outputs(column(2.0)[0], x), 2 * x)
 
@@ -205,7 +252,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            learner = Learner(Net, Sgd(epochs=1), dtype=torch.float64)
+            learner = Learner(Net, TrainingOptions(epochs=1), dtype=torch.float64)
             trained = learner.train(learner.draw(Key(1))[None], block([x], [y]), KEY)
             found.append((trained, learner.losses(trained[None], block([x], [y]))))
             assert torch.get_num_threads() == count

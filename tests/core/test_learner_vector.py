@@ -77,7 +77,10 @@ def test_export_is_the_state_dict_of_a_module_with_the_same_numbers(factory):
 
 
 def test_a_module_with_the_exported_state_answers_alike():
-    learner, x = Learner(Everything, dtype=torch.float64), torch.randn(7, 3, 8, 8, dtype=torch.float64)
+    learner, x = (
+        Learner(Everything, dtype=torch.float64),
+        torch.randn(7, 3, 8, 8, dtype=torch.float64),
+    )
     model_P = learner.draw(Key(1))
     plain = Everything().double().eval()
     plain.load_state_dict(learner.export(model_P))
@@ -94,11 +97,18 @@ def test_parameters_come_first_and_a_tied_one_counts_once():
 
 
 def test_batch_norm_statistics_and_counter_travel_in_the_vector():
-    learner = Learner(lambda: nn.BatchNorm1d(1), dtype=torch.float64)  # weight, bias | running mean, running variance, counter
+    learner = Learner(
+        lambda: nn.BatchNorm1d(1), dtype=torch.float64
+    )  # weight, bias | running mean, running variance, counter
     learner.load(torch.tensor([1.0, 0.0, 2.0, 4.0, 7.0], dtype=torch.float64))
     learner.module.train()
-    learner.module(torch.tensor([[10.0], [14.0]], dtype=torch.float64))  # mean 12, unbiased variance 8, torch's momentum 0.1
-    torch.testing.assert_close(learner.store(), torch.tensor([1.0, 0.0, 0.9 * 2 + 0.1 * 12, 0.9 * 4 + 0.1 * 8, 8.0], dtype=torch.float64))
+    learner.module(
+        torch.tensor([[10.0], [14.0]], dtype=torch.float64)
+    )  # mean 12, unbiased variance 8, torch's momentum 0.1
+    torch.testing.assert_close(
+        learner.store(),
+        torch.tensor([1.0, 0.0, 0.9 * 2 + 0.1 * 12, 0.9 * 4 + 0.1 * 8, 8.0], dtype=torch.float64),
+    )
 
 
 def test_an_averaged_counter_is_rounded_when_it_is_loaded():

@@ -48,7 +48,15 @@ def test_a_model_that_nobody_wants_is_not_sent():
 def test_several_models_offered_and_several_wanted():
     """Everybody wants both; client 0 offers two, client 1 the same two, client 2 (clusters 0 and 7) one that is wanted."""
     sent = count(PATH, [[0, 1], [1, 0], [0, 7]], [[0, 1]] * 3)
-    assert models(sent) == {(0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 2, 0), (1, 2, 1), (2, 1, 0)}
+    assert models(sent) == {
+        (0, 1, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 0, 1),
+        (1, 2, 0),
+        (1, 2, 1),
+        (2, 1, 0),
+    }
     assert sent.copies == 2 + 2 + 1
     assert sent.announcement_bytes == HEADER + 4 * CLUSTER
 
@@ -56,7 +64,14 @@ def test_several_models_offered_and_several_wanted():
 def test_a_star_sends_models_up_and_means_down():
     """Clusters 0, 0, 1 go up; each client gets the mean of its own; by multicast the server sends each mean once."""
     sent = count(STAR, [[0], [0], [1]], [[0], [0], [1]])
-    assert models(sent) == {(0, SERVER, 0), (1, SERVER, 0), (2, SERVER, 1), (SERVER, 0, 0), (SERVER, 1, 0), (SERVER, 2, 1)}
+    assert models(sent) == {
+        (0, SERVER, 0),
+        (1, SERVER, 0),
+        (2, SERVER, 1),
+        (SERVER, 0, 0),
+        (SERVER, 1, 0),
+        (SERVER, 2, 1),
+    }
     assert sent.copies == 3 + 2
     assert sent.announcements == 3
 

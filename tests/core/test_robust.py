@@ -29,7 +29,15 @@ def own(place: int | None, heard: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("heard", "expected"), [((3,), 3), ((3, 9), 6), ((1, 9, 2), 2), ((1, 2, 4, 1e6), 3), ((torch.nan, 1, 2), 2), ((-torch.inf, 1, 2), 1)]
+    ("heard", "expected"),
+    [
+        ((3,), 3),
+        ((3, 9), 6),
+        ((1, 9, 2), 2),
+        ((1, 2, 4, 1e6), 3),
+        ((torch.nan, 1, 2), 2),
+        ((-torch.inf, 1, 2), 1),
+    ],
 )
 def test_the_median(heard, expected):
     assert median(column(*heard), own(0, len(heard))).item() == expected
@@ -42,7 +50,14 @@ def test_the_median_is_taken_of_every_coordinate():
 
 @pytest.mark.parametrize(
     ("heard", "expected"),
-    [((3,), 3), ((3, 9), 6), ((1, 9, 2), 2), ((1, 2, 4, 1e6), 3), ((0, 3, 4, 5, 1e6), 4), ((-1e6, -9, 1, 2, 3, 4, 9, 1e6), 2.5)],
+    [
+        ((3,), 3),
+        ((3, 9), 6),
+        ((1, 9, 2), 2),
+        ((1, 2, 4, 1e6), 3),
+        ((0, 3, 4, 5, 1e6), 4),
+        ((-1e6, -9, 1, 2, 3, 4, 9, 1e6), 2.5),
+    ],
 )
 def test_the_trimmed_mean(heard, expected):
     """Of eight, two on each side are left out."""
@@ -87,41 +102,63 @@ def test_one_liar_among_five_neighbours_does_not_take_the_mean_far(rule, seed, l
         furthest = torch.linalg.vector_norm(honest_HP - honest_HP[0], dim=1).max()
         assert torch.linalg.vector_norm(mean_P - honest_HP[0]) <= furthest + 1e-12
     else:
-        assert ((honest_HP.min(0).values - 1e-12 <= mean_P) & (mean_P <= honest_HP.max(0).values + 1e-12)).all()
+        assert (
+            (honest_HP.min(0).values - 1e-12 <= mean_P)
+            & (mean_P <= honest_HP.max(0).values + 1e-12)
+        ).all()
     assert (model_RHP[0].mean(0) - honest_HP.mean(0)).abs().min() > 1e5
 
 
-def offered(rng: np.random.Generator, n: int, clusters: int, P: int, dtype: torch.dtype) -> Exchange:
+def offered(
+    rng: np.random.Generator, n: int, clusters: int, P: int, dtype: torch.dtype
+) -> Exchange:
     cluster_N1 = torch.from_numpy(rng.integers(0, clusters, (n, 1)))
     model_N1P = torch.from_numpy(rng.normal(size=(n, 1, P))).to(dtype)
     return Exchange(cluster_N1, model_N1P, torch.ones(n, 1), torch.arange(clusters).expand(n, -1))
 
 
-@given(seeds, st.integers(2, 25), st.integers(1, 3), rules, st.sampled_from([torch.float32, torch.float64]), st.sampled_from([1, 5, 300]))
+@given(
+    seeds,
+    st.integers(2, 25),
+    st.integers(1, 3),
+    rules,
+    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from([1, 5, 300]),
+)
 def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, dtype, P):
     rng = np.random.default_rng(seed)
     chance = rng.random()
-    graph = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i) if rng.random() < chance], rule)
+    graph = Graph.from_edges(
+        n, [(i, j) for i in range(n) for j in range(i) if rng.random() < chance], rule
+    )
     offers = offered(rng, n, clusters, P, dtype)
     whole = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
-    cuts = [0, *sorted(rng.choice(np.arange(1, n), int(rng.integers(n)), replace=False).tolist()), n]
+    cuts = [
+        0,
+        *sorted(rng.choice(np.arange(1, n), int(rng.integers(n)), replace=False).tolist()),
+        n,
+    ]
     for low, high in itertools.pairwise(cuts):
         part = Neighbourhood.of(graph, range(low, high), offers).mean(offers.want_CM[low:high])
         assert torch.equal(part.model_CMP, whole.model_CMP[low:high])
-        assert torch.equal(part.heard_CM, whole.heard_CM[low:high])
+        assert torch.equal(part.received_CM, whole.received_CM[low:high])
 
 
 @given(seeds, st.integers(1, 12), rules)
 def test_each_client_has_the_mean_of_what_it_hears_of_each_cluster(seed, n, rule):
     rng = np.random.default_rng(seed)
-    graph = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i) if rng.random() < 0.5], rule)
+    graph = Graph.from_edges(
+        n, [(i, j) for i in range(n) for j in range(i) if rng.random() < 0.5], rule
+    )
     offers = offered(rng, n, 2, 3, torch.float64)
     mean = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
     for i, s in itertools.product(range(n), range(2)):
         heard = [j for j in graph.closed(i).tolist() if offers.cluster_CK[j, 0] == s]
-        assert bool(mean.heard_CM[i, s]) == bool(heard)
+        assert bool(mean.received_CM[i, s]) == bool(heard)
         if heard:
-            expected = ROBUST[rule](offers.model_CKP[heard, 0][None], torch.tensor([[j == i for j in heard]]))
+            expected = ROBUST[rule](
+                offers.model_CKP[heard, 0][None], torch.tensor([[j == i for j in heard]])
+            )
             assert torch.equal(mean.model_CMP[i, s], expected[0])
 
 

@@ -10,18 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspd.build import build as experiment
 from fedspd.config import load
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Sgd, cross_entropy, squared_error
-from fedspd.core.vmapped import Together
-from fedspd.models import build
+from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
+from fedspd.core.vmapped import VmapTrainer
+from fedspd.experiment.build import build_experiment as experiment
+from fedspd.models import build_model
 from fedspd.models.dropout import Dropout
 
 KEY = Key(3, round=2)
-COUNTS = [9, 9, 4, 8]  # with batches of 4: full ones, last ones of one example, and clients that are done before others
-SGD = Sgd(batch=4, epochs=2, weight_decay=0.01, decay_every=1)
+COUNTS = [
+    9,
+    9,
+    4,
+    8,
+]  # with batches of 4: full ones, last ones of one example, and clients that are done before others
+SGD = TrainingOptions(batch=4, epochs=2, weight_decay=0.01, decay_every=1)
 DEEP = "mobilenet-v2"
 KINDS = {
     "linear": (1, 4, 4),
@@ -48,10 +53,17 @@ def examples(shape: tuple[int, ...], counts: list[int], classes: int = 3) -> Blo
     return Block(range(len(counts)), len(counts), x, y, max(counts))
 
 
-def twins(factory: Callable[[], nn.Module], sgd: Sgd = SGD, loss: Callable[..., Tensor] = cross_entropy) -> tuple[Learner, Learner]:
+def twins(
+    factory: Callable[[], nn.Module],
+    training: TrainingOptions = SGD,
+    loss: Callable[..., Tensor] = cross_entropy,
+) -> tuple[Learner, Learner]:
     """One learner that loops, and one that does as it would on a GPU."""
-    alone, together = (Learner(partial(without_dropout, factory), sgd, loss, dtype=torch.float64) for _ in range(2))
-    together.together = Together(together)
+    alone, together = (
+        Learner(partial(without_dropout, factory), training, loss, dtype=torch.float64)
+        for _ in range(2)
+    )
+    together.together = VmapTrainer(together)
     return alone, together
 
 
@@ -59,11 +71,21 @@ def first_models(learner: Learner, clients: int) -> Tensor:
     return torch.stack([learner.draw(KEY.of("model", c)) for c in range(clients)])
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) if kind == DEEP else kind for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind == DEEP else kind for kind in KINDS]
+)
 def test_every_kind_of_model_trains_as_in_the_loop(kind):
-    deep = kind == DEEP  # many steps of its BatchNorm layers on a few pixels would make rounding errors large
-    shape, counts, sgd = KINDS[kind], [5, 4] if deep else COUNTS, Sgd(lr=0.001, batch=4, epochs=1) if deep else SGD
-    alone, together = twins(partial(build, kind, shape, 3, small=kind == "cifar-cnn"), sgd)
+    deep = (
+        kind == DEEP
+    )  # many steps of its BatchNorm layers on a few pixels would make rounding errors large
+    shape, counts, training = (
+        KINDS[kind],
+        [5, 4] if deep else COUNTS,
+        TrainingOptions(lr=0.001, batch=4, epochs=1) if deep else SGD,
+    )
+    alone, together = twins(
+        partial(build_model, kind, shape, 3, small=kind == "cifar-cnn"), training
+    )
     data, model_CP = examples(shape, counts), first_models(alone, len(counts))
     expected_CP, found_CP = (learner.train(model_CP, data, KEY) for learner in (alone, together))
     assert not torch.equal(expected_CP, model_CP)
@@ -75,8 +97,17 @@ def test_every_kind_of_model_trains_as_in_the_loop(kind):
 
 def test_batchnorm_has_the_statistics_of_each_client():
     """A client that sees the number 10 alone has a running mean of 1 after a step: 0.9 * 0 + 0.1 * 10. The other sees 20."""
-    _, together = twins(lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), Sgd(batch=4, epochs=1))
-    data = Block(range(2), 2, [torch.full((4, 1), 10.0), torch.full((4, 1), 20.0)], [torch.zeros(4, dtype=torch.long)] * 2, 4)
+    _, together = twins(
+        lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)),
+        TrainingOptions(batch=4, epochs=1),
+    )
+    data = Block(
+        range(2),
+        2,
+        [torch.full((4, 1), 10.0), torch.full((4, 1), 20.0)],
+        [torch.zeros(4, dtype=torch.long)] * 2,
+        4,
+    )
     trained_CP = together.train(first_models(together, 2), data, KEY)
     norms = [together.export(model_P) for model_P in trained_CP]
     assert [round(norm["0.running_mean"].item(), 12) for norm in norms] == [1.0, 2.0]
@@ -86,7 +117,7 @@ def test_batchnorm_has_the_statistics_of_each_client():
 @pytest.mark.parametrize("option", ["only", "weight", "pull", "regression"])
 def test_every_way_to_train_is_as_in_the_loop(option):
     regression = option == "regression"
-    factory = partial(build, "mlp", (1, 4, 4), 0 if regression else 3)
+    factory = partial(build_model, "mlp", (1, 4, 4), 0 if regression else 3)
     alone, together = twins(factory, loss=squared_error if regression else cross_entropy)
     data, model_CP = examples((1, 4, 4), COUNTS), first_models(alone, 4)
     if regression:
@@ -94,10 +125,15 @@ def test_every_way_to_train_is_as_in_the_loop(option):
     generator = KEY.of(option).torch()
     options = {
         "only": {"only_CE": torch.rand(4, data.width, generator=generator) < 0.5},
-        "weight": {"weight_CE": torch.rand(4, data.width, generator=generator, dtype=torch.float64)},
+        "weight": {
+            "weight_CE": torch.rand(4, data.width, generator=generator, dtype=torch.float64)
+        },
         "pull": {"anchor_CP": model_CP + 1, "pull_C": torch.arange(4.0), "momentum": 0.0},
     }.get(option, {})
-    expected_CP, found_CP = (learner.train(model_CP, data, KEY, rates=[0.1, 0.01], **options) for learner in (alone, together))
+    expected_CP, found_CP = (
+        learner.train(model_CP, data, KEY, rates=[0.1, 0.01], **options)
+        for learner in (alone, together)
+    )
     torch.testing.assert_close(found_CP, expected_CP, rtol=0, atol=1e-9)
 
 
@@ -122,8 +158,12 @@ def test_frozen_and_tied_parameters_are_as_in_the_loop():
 
 
 def test_dropout_draws_for_every_client_anew_and_again_the_same():
-    learner = Learner(lambda: nn.Sequential(nn.Flatten(), Dropout(0.5), nn.Linear(16, 3)), Sgd(batch=4, epochs=1), dtype=torch.float64)
-    learner.together = Together(learner)
+    learner = Learner(
+        lambda: nn.Sequential(nn.Flatten(), Dropout(0.5), nn.Linear(16, 3)),
+        TrainingOptions(batch=4, epochs=1),
+        dtype=torch.float64,
+    )
+    learner.together = VmapTrainer(learner)
     one = examples((1, 4, 4), [4])
     data = Block(range(2), 2, one.x * 2, one.y * 2, 4)
     model_CP = first_models(learner, 1).repeat(2, 1)
@@ -133,7 +173,7 @@ def test_dropout_draws_for_every_client_anew_and_again_the_same():
 
 
 def test_a_client_without_examples_keeps_its_model():
-    _, together = twins(partial(build, "linear", (1, 4, 4), 3))
+    _, together = twins(partial(build_model, "linear", (1, 4, 4), 3))
     data, model_CP = examples((1, 4, 4), [4, 4]), first_models(together, 2)
     none = torch.tensor([[True] * 4, [False] * 4])
     trained_CP = together.train(model_CP, data, KEY, only_CE=none)
@@ -142,9 +182,11 @@ def test_a_client_without_examples_keeps_its_model():
 
 
 def test_auto_takes_a_gpu_where_there_is_one():
-    device = experiment(load(None, ["device=auto", "clients=2", "data.examples=10", "topology.kind=ring"])).plan.learner.device
+    device = experiment(
+        load(None, ["device=auto", "clients=2", "data.examples=10", "topology.kind=ring"])
+    ).plan.learner.device
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_a_cpu_loops():
-    assert Learner(partial(build, "linear", (1, 4, 4), 3)).together is None
+    assert Learner(partial(build_model, "linear", (1, 4, 4), 3)).together is None

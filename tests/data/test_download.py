@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedspd.core.errors import DataError
-from fedspd.data.download import PLACES, Place, content_sha256, get
+from fedspd.data.download import DOWNLOAD_SOURCES, DownloadSource, content_sha256, get
 from fedspd.data.sources import OFFICIAL, load
 
 REAL = os.environ.get("FEDSPD_DATA")
@@ -74,17 +74,25 @@ def server(monkeypatch):
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def idx_files(names: tuple[str, ...]) -> dict[str, bytes]:
     """Two noisy images (so that gzip leaves some kilobytes) with the labels 1 and 2 for each part."""
     images = np.random.default_rng(0).integers(0, 256, (2, 28, 28))
-    return {name: gzip.compress(idx_bytes(images if "images" in name else np.array([1, 2])), mtime=0) for name in names}
+    return {
+        name: gzip.compress(idx_bytes(images if "images" in name else np.array([1, 2])), mtime=0)
+        for name in names
+    }
 
 
 MNIST = idx_files(OFFICIAL["mnist"].files)
-MNIST_SUMS = {name: hashlib.sha256(gzip.decompress(content)).hexdigest() for name, content in MNIST.items()}
+MNIST_SUMS = {
+    name: hashlib.sha256(gzip.decompress(content)).hexdigest() for name, content in MNIST.items()
+}
 CIFAR = {file: bytes([1, 42]) + bytes(3072) for file in OFFICIAL["cifar100"].files}
 IMAGES = "train-images-idx3-ubyte.gz"
 
@@ -107,14 +115,18 @@ def zip_of(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def mnist_place(server: Server) -> dict[str, Place]:
+def mnist_place(server: Server) -> dict[str, DownloadSource]:
     server.files = dict(MNIST)
-    return {"mnist": Place(server.address, MNIST_SUMS)}
+    return {"mnist": DownloadSource(server.address, MNIST_SUMS)}
 
 
-def archive_place(server: Server, folder: str, name: str, content: bytes) -> dict[str, Place]:
+def archive_place(
+    server: Server, folder: str, name: str, content: bytes
+) -> dict[str, DownloadSource]:
     server.files = {name: content}
-    return {folder: Place(server.address + name, {name: hashlib.sha256(content).hexdigest()})}
+    return {
+        folder: DownloadSource(server.address + name, {name: hashlib.sha256(content).hexdigest()})
+    }
 
 
 def names_in(folder: Path) -> list[str]:
@@ -123,7 +135,13 @@ def names_in(folder: Path) -> list[str]:
 
 def test_four_files_are_downloaded_checked_and_read(tmp_path, server):
     seen: dict[str, tuple[int, int | None]] = {}
-    remarks = get("mnist", tmp_path, None, lambda file, done, total: seen.update({file: (done, total)}), mnist_place(server))
+    remarks = get(
+        "mnist",
+        tmp_path,
+        None,
+        lambda file, done, total: seen.update({file: (done, total)}),
+        mnist_place(server),
+    )
     assert remarks == []
     assert names_in(tmp_path) == sorted(f"mnist/{name}" for name in MNIST)
     assert seen == {name: (len(content), len(content)) for name, content in MNIST.items()}
@@ -165,7 +183,10 @@ def test_a_part_that_is_complete_already_only_gets_its_name(tmp_path, server):
 def test_a_server_that_breaks_off_leaves_a_part_that_is_continued(tmp_path, server):
     places = mnist_place(server)
     server.break_after = 500
-    with pytest.raises(DataError, match=rf"{IMAGES} could not be downloaded \(it broke off after 500 of {len(MNIST[IMAGES])} bytes"):
+    with pytest.raises(
+        DataError,
+        match=rf"{IMAGES} could not be downloaded \(it broke off after 500 of {len(MNIST[IMAGES])} bytes",
+    ):
         get("mnist", tmp_path, places=places)
     assert names_in(tmp_path) == [f"mnist/{IMAGES}.part"]
     server.break_after = None
@@ -174,12 +195,16 @@ def test_a_server_that_breaks_off_leaves_a_part_that_is_continued(tmp_path, serv
     assert names_in(tmp_path) == sorted(f"mnist/{name}" for name in MNIST)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"another content", mtime=0), b"<html>log in first</html>", MNIST[IMAGES][:-20]])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"another content", mtime=0), b"<html>log in first</html>", MNIST[IMAGES][:-20]],
+)
 def test_a_wrong_checksum_leaves_nothing(tmp_path, server, content):
     places = mnist_place(server)
     server.files[IMAGES] = content
     with pytest.raises(
-        DataError, match=f"{IMAGES} sent a file that is not the official one: its SHA-256 is .*expected {MNIST_SUMS[IMAGES]}"
+        DataError,
+        match=f"{IMAGES} sent a file that is not the official one: its SHA-256 is .*expected {MNIST_SUMS[IMAGES]}",
     ):
         get("mnist", tmp_path, places=places)
     assert names_in(tmp_path) == []
@@ -197,27 +222,49 @@ def test_a_file_that_is_not_there_and_a_server_that_is_not_there(tmp_path, serve
     server.files.clear()
     with pytest.raises(DataError, match=r"HTTP Error 404.*add `--from DIR`"):
         get("mnist", tmp_path, places=places)
-    nobody = {"mnist": Place("http://127.0.0.1:1/", MNIST_SUMS)}
-    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:1/train-images.*Connection refused.*add `--from DIR`"):
+    nobody = {"mnist": DownloadSource("http://127.0.0.1:1/", MNIST_SUMS)}
+    with pytest.raises(
+        DataError, match=r"http://127\.0\.0\.1:1/train-images.*Connection refused.*add `--from DIR`"
+    ):
         get("mnist", tmp_path, places=nobody)
 
 
 def test_only_the_expected_members_of_a_tar_are_taken(tmp_path, server):
     crowded = {**CIFAR, "../escaped.bin": b"bad", "cifar-100-binary/readme.html": b"no"}
-    get("cifar100", tmp_path, places=archive_place(server, "cifar100", "cifar.tar.gz", tar_of(crowded)))
+    get(
+        "cifar100",
+        tmp_path,
+        places=archive_place(server, "cifar100", "cifar.tar.gz", tar_of(crowded)),
+    )
     assert names_in(tmp_path) == sorted(f"cifar100/{file}" for file in CIFAR)
     assert load("cifar100", tmp_path).test.y.tolist() == [42]
 
 
 def test_an_archive_cannot_choose_where_a_member_goes(tmp_path, server):
-    evil = {"../../outside/train.bin": CIFAR["cifar-100-binary/train.bin"], "/test.bin": CIFAR["cifar-100-binary/test.bin"]}
-    get("cifar100", tmp_path / "data", places=archive_place(server, "cifar100", "cifar.tar.gz", tar_of(evil)))
+    evil = {
+        "../../outside/train.bin": CIFAR["cifar-100-binary/train.bin"],
+        "/test.bin": CIFAR["cifar-100-binary/test.bin"],
+    }
+    get(
+        "cifar100",
+        tmp_path / "data",
+        places=archive_place(server, "cifar100", "cifar.tar.gz", tar_of(evil)),
+    )
     assert names_in(tmp_path) == sorted(f"data/cifar100/{file}" for file in CIFAR)
 
 
 def test_one_archive_serves_all_emnist_splits(tmp_path, server):
-    splits = {**idx_files(OFFICIAL["emnist-letters"].files), **idx_files(OFFICIAL["emnist-digits"].files)}
-    archive = zip_of({"gzip/": b"", "gzip/notes.txt": b"no", **{f"gzip/{name}": content for name, content in splits.items()}})
+    splits = {
+        **idx_files(OFFICIAL["emnist-letters"].files),
+        **idx_files(OFFICIAL["emnist-digits"].files),
+    }
+    archive = zip_of(
+        {
+            "gzip/": b"",
+            "gzip/notes.txt": b"no",
+            **{f"gzip/{name}": content for name, content in splits.items()},
+        }
+    )
     places = archive_place(server, "emnist", "gzip.zip", archive)
     get("emnist", tmp_path, places=places)
     get("emnist-digits", tmp_path, places=places)
@@ -253,7 +300,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("inside", ["", "mnist"])
 def test_a_users_own_files_are_taken_and_compared_with_the_official_ones(tmp_path, inside):
     mine = write(tmp_path / "mine" / inside, MNIST)
-    known = {"mnist": Place("http://unused/", {**MNIST_SUMS, IMAGES: "0" * 64})}
+    known = {"mnist": DownloadSource("http://unused/", {**MNIST_SUMS, IMAGES: "0" * 64})}
     remarks = get("mnist", tmp_path / "data", tmp_path / "mine", places=known)
     assert len(remarks) == 1
     assert remarks[0].startswith(f"{IMAGES} is readable, but its content is not the official one")
@@ -261,8 +308,19 @@ def test_a_users_own_files_are_taken_and_compared_with_the_official_ones(tmp_pat
 
 
 def test_uncompressed_files_are_taken_under_their_official_names(tmp_path):
-    write(tmp_path / "mine", {name.removesuffix(".gz"): gzip.decompress(content) for name, content in MNIST.items()})
-    assert get("mnist", tmp_path / "data", tmp_path / "mine", places={"mnist": Place("http://unused/", MNIST_SUMS)}) == []
+    write(
+        tmp_path / "mine",
+        {name.removesuffix(".gz"): gzip.decompress(content) for name, content in MNIST.items()},
+    )
+    assert (
+        get(
+            "mnist",
+            tmp_path / "data",
+            tmp_path / "mine",
+            places={"mnist": DownloadSource("http://unused/", MNIST_SUMS)},
+        )
+        == []
+    )
     assert names_in(tmp_path / "data") == sorted(f"mnist/{name}" for name in MNIST)
     assert content_sha256(tmp_path / "data" / "mnist" / IMAGES) == MNIST_SUMS[IMAGES]
 
@@ -275,7 +333,7 @@ def test_a_users_archive_is_taken(tmp_path):
 
 
 def test_a_users_files_that_cannot_be_read_replace_nothing(tmp_path):
-    places = {"mnist": Place("http://unused/", MNIST_SUMS)}
+    places = {"mnist": DownloadSource("http://unused/", MNIST_SUMS)}
     write(tmp_path / "data" / "mnist", MNIST)
     write(tmp_path / "mine", {**MNIST, IMAGES: b"rubbish"})
     with pytest.raises(DataError, match=f"mine/{IMAGES} is damaged"):
@@ -290,8 +348,14 @@ def test_a_users_files_that_cannot_be_read_replace_nothing(tmp_path):
         ({}, r"has no cifar-100-binary/train\.bin.* or the archive cifar-100-binary\.tar\.gz"),
         ({"cifar100/cifar-100-binary/train.bin": b"any"}, r"has no cifar-100-binary/test\.bin"),
         ({"cifar-100-python/train": b""}, "pickles are never loaded"),
-        ({"cifar-100-binary.tar.gz": b"rubbish"}, "is damaged: expected an archive that can be unpacked"),
-        ({"cifar-100-binary.tar.gz": tar_of(CIFAR)[:50]}, "is damaged: expected an archive that can be unpacked"),
+        (
+            {"cifar-100-binary.tar.gz": b"rubbish"},
+            "is damaged: expected an archive that can be unpacked",
+        ),
+        (
+            {"cifar-100-binary.tar.gz": tar_of(CIFAR)[:50]},
+            "is damaged: expected an archive that can be unpacked",
+        ),
     ],
 )
 def test_a_folder_without_the_files_is_refused(tmp_path, files, sentence):
@@ -315,7 +379,7 @@ def test_digits_need_no_download():
 def test_every_download_has_a_checksum():
     for name, official in OFFICIAL.items():
         if official.files:
-            place = PLACES[official.folder]
+            place = DOWNLOAD_SOURCES[official.folder]
             checked = [place.archive] if place.archive else official.files
             assert all(re.fullmatch("[0-9a-f]{64}", place.sha256[file]) for file in checked), name
 
@@ -324,4 +388,4 @@ def test_every_download_has_a_checksum():
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
 def test_the_real_files_have_the_known_checksums(name):
     for file in OFFICIAL[name].files:
-        assert content_sha256(Path(REAL) / name / file) == PLACES[name].sha256[file]
+        assert content_sha256(Path(REAL) / name / file) == DOWNLOAD_SOURCES[name].sha256[file]

@@ -7,14 +7,23 @@ import pytest
 import torch
 
 from fedspd.core.keys import Key
-from fedspd.data.federation import Deal, Distribution, Federation, as_shaped, gather, manifest_hash
+from fedspd.data.federation import (
+    Distribution,
+    Federation,
+    Partition,
+    as_shaped,
+    description_hash,
+    gather,
+)
 from fedspd.data.mixtures import MixtureOptions, federate
 from fedspd.data.sources import Examples, Source
 
 
 def digits(count: int, seed: int) -> Examples:
     random = np.random.default_rng(seed)
-    return Examples(random.integers(0, 256, (count, 1, 3, 3), dtype=np.uint8), random.integers(0, 10, count))
+    return Examples(
+        random.integers(0, 256, (count, 1, 3, 3), dtype=np.uint8), random.integers(0, 10, count)
+    )
 
 
 SOURCE = Source("noise", digits(900, 0), digits(300, 1), 10)
@@ -22,13 +31,19 @@ SOURCE = Source("noise", digits(900, 0), digits(300, 1), 10)
 
 @pytest.fixture
 def federation() -> Federation:
-    return federate(SOURCE, MixtureOptions("rotation", clients=6, examples=50, imbalance=4.0), Key(7))
+    return federate(
+        SOURCE, MixtureOptions("rotation", clients=6, examples=50, imbalance=4.0), Key(7)
+    )
 
 
 def test_gather_by_hand() -> None:
     images = np.array([[[[0, 255], [51, 102]]], [[[255, 255], [0, 0]]]], dtype=np.uint8)
-    ways = [Distribution("plain"), Distribution("rotated", rotated=True), Distribution("permuted", relabel=(1, 2, 0))]
-    deal = Deal(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]))
+    ways = [
+        Distribution("plain"),
+        Distribution("rotated", rotated=True),
+        Distribution("permuted", relabel=(1, 2, 0)),
+    ]
+    deal = Partition(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]))
     part = gather([Examples(images, np.array([0, 1]))], ways, deal)
     expected = torch.tensor([[[-1, 1], [-0.6, -0.2]], [[1, -0.2], [-1, -0.6]], [[1, 1], [-1, -1]]])
     assert torch.allclose(part.x[:, 0], expected)
@@ -50,7 +65,7 @@ def test_a_block_is_a_view_of_the_clients_own_rows(federation: Federation) -> No
     for name, part in (("train", federation.train), ("test", federation.test)):
         block = federation.block([4, 1], name)  # type: ignore[arg-type]
         assert list(block.clients) == [4, 1]
-        assert block.network == 6
+        assert block.network_size == 6
         assert block.width == np.diff(part.start).max()
         for client, x, y in zip(block.clients, block.x, block.y, strict=True):
             first, last = part.start[client], part.start[client + 1]
@@ -75,7 +90,9 @@ def test_the_order_tells_nothing_about_the_truth() -> None:
     """Over 400 clients of 20 examples, as many of the second distribution lie in the first halves as in the second halves."""
     source = Source("noise", digits(9000, 0), digits(4500, 1), 10)
     for mixture in ("rotation", "parity"):
-        options = MixtureOptions(mixture, clients=400, examples=20 if mixture == "rotation" else 18, test_examples=10)
+        options = MixtureOptions(
+            mixture, clients=400, examples=20 if mixture == "rotation" else 18, test_examples=10
+        )
         federation = federate(source, options, Key(11))
         for part in (federation.train, federation.test):
             truth_CE = part.truth.reshape(400, -1)
@@ -87,22 +104,27 @@ def test_the_order_tells_nothing_about_the_truth() -> None:
 
 
 def test_the_manifest_counts_what_each_client_has(federation: Federation) -> None:
-    for client, entry in enumerate(federation.manifest["clients"]):
+    for client, entry in enumerate(federation.description["clients"]):
         for name, part in (("train", federation.train), ("test", federation.test)):
             first, last = entry[name]["rows"]
             assert [first, last] == part.start[client : client + 2].tolist()
-            assert entry[name]["counts"] == np.bincount(part.truth[first:last], minlength=2).tolist()
-    assert federation.manifest["options"]["imbalance"] == 4.0
-    assert federation.manifest["seed"] == 7
-    assert [each["name"] for each in federation.manifest["distributions"]] == ["plain", "rotated"]
+            assert (
+                entry[name]["counts"] == np.bincount(part.truth[first:last], minlength=2).tolist()
+            )
+    assert federation.description["options"]["imbalance"] == 4.0
+    assert federation.description["seed"] == 7
+    assert [each["name"] for each in federation.description["distributions"]] == [
+        "plain",
+        "rotated",
+    ]
 
 
 def test_the_manifest_survives_json_with_its_hash(federation: Federation) -> None:
-    again = json.loads(json.dumps(federation.manifest))
-    assert again == federation.manifest
-    assert manifest_hash(again) == federation.manifest["hash"]
+    again = json.loads(json.dumps(federation.description))
+    assert again == federation.description
+    assert description_hash(again) == federation.description["hash"]
     again["clients"][0]["train"]["counts"][0] += 1
-    assert manifest_hash(again) != federation.manifest["hash"]
+    assert description_hash(again) != federation.description["hash"]
 
 
 def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
@@ -110,15 +132,18 @@ def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
     one_pixel = SOURCE.train.x.copy()
     one_pixel[0, 0, 0, 0] ^= 1
     changed = Source("noise", Examples(one_pixel, SOURCE.train.y), SOURCE.test, 10)
-    manifests = [
-        federate(SOURCE, options, Key(0)).manifest,
-        federate(SOURCE, options, Key(1)).manifest,
-        federate(SOURCE, MixtureOptions("rotation", clients=6, examples=51), Key(0)).manifest,
-        federate(changed, options, Key(0)).manifest,
+    descriptions = [
+        federate(SOURCE, options, Key(0)).description,
+        federate(SOURCE, options, Key(1)).description,
+        federate(SOURCE, MixtureOptions("rotation", clients=6, examples=51), Key(0)).description,
+        federate(changed, options, Key(0)).description,
     ]
-    assert len({manifest["hash"] for manifest in manifests}) == 4
-    assert federate(SOURCE, options, Key(0)).manifest == manifests[0]
-    assert manifests[0]["clients"][0]["train"]["sha256"] != manifests[1]["clients"][0]["train"]["sha256"]
+    assert len({manifest["hash"] for manifest in descriptions}) == 4
+    assert federate(SOURCE, options, Key(0)).description == descriptions[0]
+    assert (
+        descriptions[0]["clients"][0]["train"]["sha256"]
+        != descriptions[1]["clients"][0]["train"]["sha256"]
+    )
 
 
 def test_a_source_of_float64_stays_float64():

@@ -16,7 +16,10 @@ RAMP = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 2
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_pair(folder: Path, images: bytes, labels: bytes) -> tuple[Path, Path]:
@@ -55,16 +58,43 @@ def test_emnist_images_are_turned_upright_and_letters_start_at_zero(tmp_path):
         (idx_bytes(RAMP)[:9], b"", "images", "the end of the file inside the header"),
         (b"", b"", "images", "the end of the file inside the header"),
         (idx_bytes(np.array([1, 2])), b"", "images", "0x00000801, expected 0x00000803"),
-        (struct.pack(">4I", 0x803, 2**32 - 1, 2**16, 2**16), b"", "images", "a header that announces"),
+        (
+            struct.pack(">4I", 0x803, 2**32 - 1, 2**16, 2**16),
+            b"",
+            "images",
+            "a header that announces",
+        ),
         (struct.pack(">4I", 0x803, 0, 28, 28), b"", "images", "announces 0 bytes"),
         (gzip.compress(idx_bytes(RAMP), mtime=0)[:-9], b"", "images", "a broken gzip stream"),
-        (gzip.compress(idx_bytes(RAMP), mtime=0) + b"rubbish", b"", "images", "a broken gzip stream"),
-        (idx_bytes(RAMP[:, 1:]), idx_bytes(np.array([1, 2])), "images", "images of 27 x 28 pixels, expected 28 x 28"),
-        (idx_bytes(RAMP), idx_bytes(np.array([1, 2, 3])), "labels", "3 labels, expected as many as the 2 images"),
-        (idx_bytes(RAMP), idx_bytes(np.array([1, 10])), "labels", "the label 10, expected labels from 0 to 9"),
+        (
+            gzip.compress(idx_bytes(RAMP), mtime=0) + b"rubbish",
+            b"",
+            "images",
+            "a broken gzip stream",
+        ),
+        (
+            idx_bytes(RAMP[:, 1:]),
+            idx_bytes(np.array([1, 2])),
+            "images",
+            "images of 27 x 28 pixels, expected 28 x 28",
+        ),
+        (
+            idx_bytes(RAMP),
+            idx_bytes(np.array([1, 2, 3])),
+            "labels",
+            "3 labels, expected as many as the 2 images",
+        ),
+        (
+            idx_bytes(RAMP),
+            idx_bytes(np.array([1, 10])),
+            "labels",
+            "the label 10, expected labels from 0 to 9",
+        ),
     ],
 )
-def test_a_damaged_idx_file_is_named_with_what_was_found_and_expected(tmp_path, images, labels, named, sentence):
+def test_a_damaged_idx_file_is_named_with_what_was_found_and_expected(
+    tmp_path, images, labels, named, sentence
+):
     paths = write_pair(tmp_path, images, labels)
     with pytest.raises(DataError) as refused:
         formats.idx(*paths, classes=10)

@@ -12,7 +12,14 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from fedspd.core.errors import DataError
-from fedspd.data.own import from_arrays, from_factory, from_image_folder, from_npz, from_torch_dataset, resolve
+from fedspd.data.own import (
+    from_arrays,
+    from_factory,
+    from_image_folder,
+    from_npz,
+    from_torch_dataset,
+    resolve,
+)
 from fedspd.data.sources import Examples, Source, fingerprint
 
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -32,7 +39,9 @@ def test_without_a_test_part_a_fifth_is_split_off_once_and_for_all(n):
     x = np.arange(n, dtype=np.float32)[:, None]
     source = from_arrays(x, np.zeros(n, int))
     assert len(source.test.y) == max(1, n // 5)
-    assert sorted(np.concatenate([source.train.x, source.test.x]).ravel().tolist()) == list(range(n))
+    assert sorted(np.concatenate([source.train.x, source.test.x]).ravel().tolist()) == list(
+        range(n)
+    )
     assert fingerprint(source) == fingerprint(from_arrays(x, np.zeros(n, int)))
 
 
@@ -55,7 +64,9 @@ def test_shapes_and_types_of_examples(x, shape, dtype):
     assert source.train.x.dtype == source.test.x.dtype == dtype
 
 
-@pytest.mark.parametrize("y", [np.linspace(0, 1, 10), np.zeros((10, 2), np.float32), torch.zeros(10)])
+@pytest.mark.parametrize(
+    "y", [np.linspace(0, 1, 10), np.zeros((10, 2), np.float32), torch.zeros(10)]
+)
 def test_floating_point_targets_are_a_regression(y):
     source = from_arrays(X, y)
     assert source.classes == 0
@@ -77,7 +88,10 @@ BAD_NUMBER[4, 1] = np.nan
         ((X, Y, X, Y - 1), "y_test has the label -1"),
         ((X, Y + 5000), "y has the label 5002, but there are only 10 examples"),
         ((X, Y[:, None]), r"y_train has shape \(10, 1\): expected one class label"),
-        ((X, np.zeros((10, 1, 1))), r"y_train has shape \(10, 1, 1\): expected the targets of a regression"),
+        (
+            (X, np.zeros((10, 1, 1))),
+            r"y_train has shape \(10, 1, 1\): expected the targets of a regression",
+        ),
         ((BAD_NUMBER, Y), "x_train has a value that is not finite, the first in example 4"),
         ((X, BAD_NUMBER[:, 1]), "y_train has a value that is not finite, the first in example 4"),
         ((X[:, 0], Y), r"x_train has shape \(10,\): expected \[n, \.\.\.\]"),
@@ -120,7 +134,9 @@ def test_npz_that_is_none(tmp_path):
     for name in ("pickle", "half", "single", "empty"):
         with pytest.raises(DataError, match=f"{name}.npz is damaged or no .npz file"):
             from_npz(tmp_path / f"{name}.npz")
-    with pytest.raises(DataError, match=r"objects\.npz has an array that cannot be read .* pickles, never loaded"):
+    with pytest.raises(
+        DataError, match=r"objects\.npz has an array that cannot be read .* pickles, never loaded"
+    ):
         from_npz(tmp_path / "objects.npz")
     damaged = bytearray((tmp_path / "whole.npz").read_bytes())
     damaged[200] ^= 255  # inside the values of x, where the checksum of the zip sees it
@@ -133,7 +149,9 @@ def test_npz_that_is_none(tmp_path):
         from_npz(tmp_path / "nowhere.npz")
 
 
-def write_image(path: Path, colour: int | tuple[int, int, int], size: tuple[int, int] = (5, 4)) -> None:
+def write_image(
+    path: Path, colour: int | tuple[int, int, int], size: tuple[int, int] = (5, 4)
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
 
@@ -164,7 +182,10 @@ def test_a_folder_with_train_and_test_and_one_image_in_colour(tmp_path):
 def test_image_folders_that_are_none(tmp_path):
     write_image(tmp_path / "sizes" / "ant" / "1.png", 7)
     write_image(tmp_path / "sizes" / "bee" / "2.png", 7, size=(6, 4))
-    with pytest.raises(DataError, match=r"bee/2\.png has \(6, 4\) pixels \(width, height\) and .*ant/1\.png has \(5, 4\)"):
+    with pytest.raises(
+        DataError,
+        match=r"bee/2\.png has \(6, 4\) pixels \(width, height\) and .*ant/1\.png has \(5, 4\)",
+    ):
         from_image_folder(tmp_path / "sizes")
     write_image(tmp_path / "broken" / "ant" / "1.png", 7)
     (tmp_path / "broken" / "ant" / "2.png").write_bytes(b"rubbish")
@@ -182,7 +203,9 @@ def test_image_folders_that_are_none(tmp_path):
     with pytest.raises(DataError, match="test has no subfolders"):
         from_image_folder(tmp_path / "more")
     write_image(tmp_path / "more" / "test" / "cow" / "1.png", 7)
-    with pytest.raises(DataError, match="cow is a class that the training part does not have: expected one of ant"):
+    with pytest.raises(
+        DataError, match="cow is a class that the training part does not have: expected one of ant"
+    ):
         from_image_folder(tmp_path / "more")
     (tmp_path / "deep" / "ant").mkdir(parents=True)
     Image.new("I;16", (5, 4)).save(tmp_path / "deep" / "ant" / "1.png")
@@ -205,13 +228,20 @@ class Items:
 
 def test_torch_datasets_of_tensors_arrays_and_images():
     tensors = from_torch_dataset(
-        TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), TensorDataset(torch.ones(2, 4), torch.tensor([0, 2]))
+        TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
+        TensorDataset(torch.ones(2, 4), torch.tensor([0, 2])),
     )
     assert (tensors.classes, len(tensors.train.y), tensors.test.y.tolist()) == (3, 10, [0, 2])
     arrays = from_torch_dataset(Items(*((X[i], float(i)) for i in range(10))))
     assert (arrays.classes, len(arrays.train.y), len(arrays.test.y)) == (0, 8, 2)
-    images = from_torch_dataset(Items(*((Image.new("RGB", (5, 4), (1, 2, 3)), label) for label in range(3))))
-    assert (images.shape, images.classes, images.train.x[0, :, 0, 0].tolist()) == ((3, 4, 5), 3, [1, 2, 3])
+    images = from_torch_dataset(
+        Items(*((Image.new("RGB", (5, 4), (1, 2, 3)), label) for label in range(3)))
+    )
+    assert (images.shape, images.classes, images.train.x[0, :, 0, 0].tolist()) == (
+        (3, 4, 5),
+        3,
+        [1, 2, 3],
+    )
     grey = from_torch_dataset(Items(*((Image.new("L", (5, 4), 6), label) for label in range(3))))
     assert (grey.shape, grey.train.x.dtype) == ((1, 4, 5), np.uint8)
 
@@ -252,7 +282,10 @@ def own_folder(tmp_path, monkeypatch):
     (tmp_path / "own_broken.py").write_text("import a_package_that_nobody_has")
 
 
-@pytest.mark.parametrize(("function", "name", "counts"), [("arrays", None, (10, 3)), ("dataset", None, (8, 2)), ("source", "mine", (8, 2))])
+@pytest.mark.parametrize(
+    ("function", "name", "counts"),
+    [("arrays", None, (10, 3)), ("dataset", None, (8, 2)), ("source", "mine", (8, 2))],
+)
 @pytest.mark.usefixtures("own_folder")
 def test_a_function_in_the_current_folder(function, name, counts):
     import sys
@@ -298,14 +331,26 @@ def test_resolve_takes_every_form(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("mnst", "'mnst' is no dataset, .npz file, existing folder or 'module:function'; did you mean 'mnist'"),
+        (
+            "mnst",
+            "'mnst' is no dataset, .npz file, existing folder or 'module:function'; did you mean 'mnist'",
+        ),
         ("./nowhere", "'./nowhere' is no dataset"),
         (None, "NoneType"),
         ((X,), "a value of type tuple"),
         ([X, Y], "a value of type list"),
-        (Source("mine", Examples(X, Y), Examples(X, Y), 2), "says classes = 2, but has labels up to 2"),
-        (Source("mine", Examples(X, Y), Examples(X, Y), 0), "says classes = 0, but has labels up to 2"),
-        (Source("mine", Examples(X, X), Examples(X, X), 2), "says classes = 2, but has floating-point targets"),
+        (
+            Source("mine", Examples(X, Y), Examples(X, Y), 2),
+            "says classes = 2, but has labels up to 2",
+        ),
+        (
+            Source("mine", Examples(X, Y), Examples(X, Y), 0),
+            "says classes = 0, but has labels up to 2",
+        ),
+        (
+            Source("mine", Examples(X, X), Examples(X, X), 2),
+            "says classes = 2, but has floating-point targets",
+        ),
     ],
 )
 def test_resolve_refuses_what_is_no_data(spec, sentence):

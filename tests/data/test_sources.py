@@ -12,18 +12,25 @@ from fedspd.core.errors import DataError
 from fedspd.data.sources import OFFICIAL, Examples, Source, data_folder, fingerprint, load, present
 
 REAL = os.environ.get("FEDSPD_DATA")
-needs_real_files = pytest.mark.skipif(not REAL, reason="needs the real files: set FEDSPD_DATA to their folder")
+needs_real_files = pytest.mark.skipif(
+    not REAL, reason="needs the real files: set FEDSPD_DATA to their folder"
+)
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_idx_files(folder: Path, files: tuple[str, ...], labels: list[int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     images = np.arange(len(labels))[:, None, None] * np.ones((1, 28, 28))
     for file in files:
-        (folder / file).write_bytes(gzip.compress(idx_bytes(images if "images" in file else np.array(labels))))
+        (folder / file).write_bytes(
+            gzip.compress(idx_bytes(images if "images" in file else np.array(labels)))
+        )
 
 
 def test_digits_are_split_by_class_and_scaled_to_bytes():
@@ -80,7 +87,11 @@ def test_uncompressed_files_are_found_too(tmp_path):
 )
 def test_emnist_layout(tmp_path, inside, name, labels, expected, classes):
     split = "letters" if name == "emnist" else name.removeprefix("emnist-")
-    files = [f"emnist-{split}-{part}-{kind}-ubyte.gz" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
+    files = [
+        f"emnist-{split}-{part}-{kind}-ubyte.gz"
+        for part in ("train", "test")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
     write_idx_files(tmp_path / "emnist" / inside, tuple(files), labels)
     source = load(name, tmp_path)
     assert (source.name, source.classes) == (f"emnist-{split}", classes)
@@ -89,21 +100,36 @@ def test_emnist_layout(tmp_path, inside, name, labels, expected, classes):
 
 def test_cifar_layouts(tmp_path):
     for folder, files, labels in (
-        ("cifar10/cifar-10-batches-bin", [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"], [8]),
+        (
+            "cifar10/cifar-10-batches-bin",
+            [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"],
+            [8],
+        ),
         ("cifar100/cifar-100-binary", ["train", "test"], [1, 42]),
     ):
         (tmp_path / folder).mkdir(parents=True)
         for file in files:
             (tmp_path / folder / f"{file}.bin").write_bytes(bytes(labels) + bytes(3072))
     ten, hundred = load("cifar10", tmp_path), load("cifar100", tmp_path)
-    assert (ten.classes, ten.shape, ten.train.y.tolist(), ten.test.y.tolist()) == (10, (3, 32, 32), [8] * 5, [8])
+    assert (ten.classes, ten.shape, ten.train.y.tolist(), ten.test.y.tolist()) == (
+        10,
+        (3, 32, 32),
+        [8] * 5,
+        [8],
+    )
     assert (hundred.classes, hundred.train.y.tolist(), hundred.test.y.tolist()) == (100, [42], [42])
 
 
 def test_a_missing_dataset_says_how_to_get_it(tmp_path):
     with pytest.raises(DataError) as refused:
         load("mnist", tmp_path)
-    for part in ("train-images-idx3-ubyte.gz", str(tmp_path / "mnist"), "fedspd data get mnist", "--from DIR", "FEDSPD_DATA"):
+    for part in (
+        "train-images-idx3-ubyte.gz",
+        str(tmp_path / "mnist"),
+        "fedspd data get mnist",
+        "--from DIR",
+        "FEDSPD_DATA",
+    ):
         assert part in str(refused.value)
     assert not present("mnist", tmp_path)
 
@@ -115,7 +141,10 @@ def test_one_missing_file_is_named(tmp_path):
         load("mnist", tmp_path)
 
 
-@pytest.mark.parametrize(("name", "pickled"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python.tar.gz")])
+@pytest.mark.parametrize(
+    ("name", "pickled"),
+    [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python.tar.gz")],
+)
 def test_the_pickled_cifar_is_refused(tmp_path, name, pickled):
     (tmp_path / name / pickled).mkdir(parents=True)
     with pytest.raises(DataError, match="pickles are never loaded: the binary version is needed"):
@@ -146,7 +175,13 @@ def test_the_fingerprint_sees_every_value_type_and_shape():
     x = np.zeros((2, 4), np.float32)
     changed = x.copy()
     changed[1, 3] = 1
-    variants = [source(x), source(changed), source(x.astype(np.float64)), source(x.reshape(2, 2, 2)), source(x, 3)]
+    variants = [
+        source(x),
+        source(changed),
+        source(x.astype(np.float64)),
+        source(x.reshape(2, 2, 2)),
+        source(x, 3),
+    ]
     assert len({fingerprint(variant) for variant in variants}) == 5
     assert fingerprint(source(x)) == fingerprint(source(np.asfortranarray(x)))
 
@@ -154,7 +189,10 @@ def test_the_fingerprint_sees_every_value_type_and_shape():
 @needs_real_files
 @pytest.mark.parametrize(
     ("name", "first_labels", "mean"),
-    [("mnist", [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], 0.1307), ("fashion-mnist", [9, 0, 0, 3, 0, 2, 7, 2, 5, 5], 0.2860)],
+    [
+        ("mnist", [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], 0.1307),
+        ("fashion-mnist", [9, 0, 0, 3, 0, 2, 7, 2, 5, 5], 0.2860),
+    ],
 )
 def test_the_real_mnist_and_fashion_mnist(name, first_labels, mean):
     source = load(name)
@@ -164,12 +202,24 @@ def test_the_real_mnist_and_fashion_mnist(name, first_labels, mean):
     if name == "fashion-mnist":
         assert np.bincount(source.train.y).tolist() == [6000] * 10
     else:
-        assert np.bincount(source.test.y).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+        assert np.bincount(source.test.y).tolist() == [
+            980,
+            1135,
+            1032,
+            1010,
+            982,
+            892,
+            958,
+            1028,
+            974,
+            1009,
+        ]
 
 
 @needs_real_files
 @pytest.mark.parametrize(
-    ("name", "classes", "mean"), [("cifar10", 10, [0.4914, 0.4822, 0.4465]), ("cifar100", 100, [0.5071, 0.4866, 0.4409])]
+    ("name", "classes", "mean"),
+    [("cifar10", 10, [0.4914, 0.4822, 0.4465]), ("cifar100", 100, [0.5071, 0.4866, 0.4409])],
 )
 def test_the_real_cifar(name, classes, mean):
     source = load(name)

@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 
 import fedspd
-from fedspd.cli import commands, main  # noqa: F401  a fork then finds everything imported
-from fedspd.experiment import Result
-from fedspd.record import Record
+from fedspd.cli import main, running  # noqa: F401  a fork then finds everything imported
+from fedspd.experiment.runner import Result
+from fedspd.storage.run_folder import RunFolder
 
-TINY = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "sgd.batch=8", "fedspd.final_epochs=1"]
+TINY = [
+    "clients=6",
+    "data.examples=24",
+    "topology.degree=2",
+    "training.epochs=1",
+    "training.batch=8",
+    "fedspd.final_epochs=1",
+]
 
 
 class Command:
@@ -25,7 +32,9 @@ class Command:
     def __init__(self, arguments: list[str], log: Path) -> None:
         self.log = log
         log.mkdir()
-        self.process = multiprocessing.get_context("fork").Process(target=_main, args=(arguments, log))
+        self.process = multiprocessing.get_context("fork").Process(
+            target=_main, args=(arguments, log)
+        )
         self.process.start()
 
     @property
@@ -62,7 +71,9 @@ def _main(arguments: list[str], log: Path) -> None:
     os.setpgid(0, 0)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(log / name, os.O_CREAT | os.O_WRONLY), stream)
-    sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))  # in place of pytest's own
+    sys.stdout, sys.stderr = (
+        os.fdopen(stream, "w", closefd=False) for stream in (1, 2)
+    )  # in place of pytest's own
     sys.argv = ["fedspd", *arguments]
     main.main()
 
@@ -93,7 +104,11 @@ class Lab:
         self.commands: list[Command] = []
 
     def start(self, *arguments: object) -> Command:
-        self.commands.append(Command([str(argument) for argument in arguments], self.folder / f"log-{len(self.commands)}"))
+        self.commands.append(
+            Command(
+                [str(argument) for argument in arguments], self.folder / f"log-{len(self.commands)}"
+            )
+        )
         return self.commands[-1]
 
     def start_run(self, *settings: str, workers: int = 2) -> tuple[Command, Path]:
@@ -125,12 +140,15 @@ class Lab:
 
     @staticmethod
     def rounds(out: Path) -> int:
-        return max((event["round"] for event in Record(out).events()), default=0)
+        return max((event["round"] for event in RunFolder(out).events()), default=0)
 
     @staticmethod
     def timeless(out: Path) -> list[dict[str, Any]]:
         """The events of a run without what a clock says."""
-        return [{key: value for key, value in event.items() if key != "seconds"} for event in Record(out).events()]
+        return [
+            {key: value for key, value in event.items() if key != "seconds"}
+            for event in RunFolder(out).events()
+        ]
 
 
 @pytest.fixture

@@ -19,17 +19,34 @@ import fedspd
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import NOTHING
-from fedspd.engines.block import BlockRunner, Header
 from fedspd.engines.simulator import balanced
+from fedspd.experiment.build import build_experiment
+from fedspd.runtime.announcements import Announcements
+from fedspd.runtime.block_runner import BlockRunner
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
 from ray.exceptions import RayActorError  # noqa: E402
 
 from fedspd.engines.ray_cluster import RayCluster, check_versions, pack, translated  # noqa: E402
-from fedspd.engines.ray_shard import Examples, Luggage, OwnModules, Shard, own_sources, versions  # noqa: E402
+from fedspd.engines.ray_shard import (  # noqa: E402
+    OwnModules,
+    PlanPayload,
+    Shard,
+    StackedBlock,
+    own_sources,
+    versions,
+)
 
-SETTINGS = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "sgd.batch=8", "fedspd.final_epochs=1", "rounds=4"]
+SETTINGS = [
+    "clients=6",
+    "data.examples=24",
+    "topology.degree=2",
+    "training.epochs=1",
+    "training.batch=8",
+    "fedspd.final_epochs=1",
+    "rounds=4",
+]
 CONFIG = fedspd.load(overrides=SETTINGS)
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "CRITICAL"}
 
@@ -57,9 +74,9 @@ def check_same(lab, result, whole):
 LINE = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
 
 
-def header(cluster_CK, want_CM) -> Header:
+def header(cluster_CK, want_CM) -> Announcements:
     cluster, want = np.array(cluster_CK), np.array(want_CM)
-    return Header(cluster, np.ones(cluster.shape), want, np.zeros(len(want), np.int64), 3)
+    return Announcements(cluster, np.ones(cluster.shape), want, np.zeros(len(want), np.int64), 3)
 
 
 def listed(parcels) -> list[tuple[int, int, list[int], list[int]]]:
@@ -68,39 +85,67 @@ def listed(parcels) -> list[tuple[int, int, list[int], list[int]]]:
 
 def test_only_models_that_a_neighbour_in_the_other_shard_wants_are_packed():
     halves = [range(2), range(2, 4)]
-    assert listed(pack(LINE, header([[0]] * 4, [[0]] * 4), halves)) == [(0, 1, [1], [0]), (1, 0, [2], [0])]
+    assert listed(pack(LINE, header([[0]] * 4, [[0]] * 4), halves)) == [
+        (0, 1, [1], [0]),
+        (1, 0, [2], [0]),
+    ]
     assert listed(pack(LINE, header([[0], [0], [1], [0]], [[0], [0], [1], [0]]), halves)) == []
-    assert listed(pack(LINE, header([[0, 1]] * 4, [[0], [1], [0], [0]]), halves)) == [(0, 1, [1], [0]), (1, 0, [2], [1])]
+    assert listed(pack(LINE, header([[0, 1]] * 4, [[0], [1], [0], [0]]), halves)) == [
+        (0, 1, [1], [0]),
+        (1, 0, [2], [1]),
+    ]
 
 
 def test_a_model_goes_to_a_shard_once_however_many_want_it_there():
     star = Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)])
-    assert listed(pack(star, header([[0]] * 4, [[0]] * 4), [range(1), range(1, 4)])) == [(0, 1, [0], [0]), (1, 0, [1, 2, 3], [0, 0, 0])]
+    assert listed(pack(star, header([[0]] * 4, [[0]] * 4), [range(1), range(1, 4)])) == [
+        (0, 1, [0], [0]),
+        (1, 0, [1, 2, 3], [0, 0, 0]),
+    ]
 
 
 @given(st.data())
 def test_parcels_hold_what_the_definition_says(data):
     n, shards = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
-    edges = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12))
-    offered = data.draw(st.lists(st.lists(st.integers(NOTHING, 2), min_size=2, max_size=2), min_size=n, max_size=n))
-    wanted = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=1), min_size=n, max_size=n))
+    edges = data.draw(
+        st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12)
+    )
+    offered = data.draw(
+        st.lists(st.lists(st.integers(NOTHING, 2), min_size=2, max_size=2), min_size=n, max_size=n)
+    )
+    wanted = data.draw(
+        st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=1), min_size=n, max_size=n)
+    )
     graph, blocks = Graph.from_edges(n, edges), balanced([1] * n, shards)
     packed = {
-        (p.hearer, int(i), int(k)) for p in pack(graph, header(offered, wanted), blocks) for i, k in zip(p.client_T, p.k_T, strict=True)
+        (p.hearer, int(i), int(k))
+        for p in pack(graph, header(offered, wanted), blocks)
+        for i, k in zip(p.client_T, p.k_T, strict=True)
     }
     home = {i: b for b, clients in enumerate(blocks) for i in clients}
     assert len(packed) == len(set(packed))
     assert set(packed) == {
-        (home[j], int(i), k) for j in range(n) for i in graph.closed(j) for k in (0, 1) if home[i] != home[j] and offered[i][k] in wanted[j]
+        (home[j], int(i), k)
+        for j in range(n)
+        for i in graph.closed(j)
+        for k in (0, 1)
+        if home[i] != home[j] and offered[i][k] in wanted[j]
     }
 
 
 def test_a_clients_own_examples_arrive_as_they_were():
-    block = fedspd.experiment.build(CONFIG).plan.part(range(2, 5)).train
-    again = Examples.of(block).block()
+    block = build_experiment(CONFIG).plan.part(range(2, 5)).train
+    again = StackedBlock.of(block).block()
     assert again.clients == range(2, 5)
-    assert (again.network, again.width, again.server) == (block.network, block.width, block.server)
-    assert all(torch.equal(*pair) for pair in [*zip(again.x, block.x, strict=True), *zip(again.y, block.y, strict=True)])
+    assert (again.network_size, again.width, again.server) == (
+        block.network_size,
+        block.width,
+        block.server,
+    )
+    assert all(
+        torch.equal(*pair)
+        for pair in [*zip(again.x, block.x, strict=True), *zip(again.y, block.y, strict=True)]
+    )
 
 
 def test_modules_of_the_current_folder_travel_as_text(tmp_path, monkeypatch):
@@ -132,11 +177,13 @@ def make(shape, classes):
 def test_a_model_of_the_users_own_is_found_where_its_file_is_not(local_ray, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("travelling_model.py").write_text(OWN)
-    plan = fedspd.experiment.build(fedspd.load(overrides=[*SETTINGS, "model.name=travelling_model:make"])).plan
+    plan = build_experiment(
+        fedspd.load(overrides=[*SETTINGS, "model.name=travelling_model:make"])
+    ).plan
     sources = own_sources(tmp_path)
     Path("travelling_model.py").unlink()
     shard = ray.remote(num_cpus=1)(Shard).remote()
-    for command in (["open", sources, [ray.put(Luggage.of(plan))]], ["begin"]):
+    for command in (["open", sources, [ray.put(PlanPayload.of(plan))]], ["begin"]):
         ray.get(shard.do.remote(*command))
     here = BlockRunner(plan)
     here.begin()
@@ -171,7 +218,9 @@ def stopping_at(round: int, event) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("ray", "processes"), ("processes", "ray")])
-def test_a_run_begun_by_one_engine_is_continued_by_the_other(lab, local_ray, whole, tmp_path, first, second):
+def test_a_run_begun_by_one_engine_is_continued_by_the_other(
+    lab, local_ray, whole, tmp_path, first, second
+):
     with pytest.raises(Stop):
         fedspd.run(CONFIG, engine=first, out=tmp_path / "run", listener=partial(stopping_at, 3))
     check_same(lab, fedspd.run(out=tmp_path / "run", resume=True, engine=second), whole)
@@ -202,19 +251,26 @@ def dying_model(deaths: Path, count: int):
 def test_an_actor_that_is_killed_in_the_middle_of_its_training(lab, local_ray, tmp_path):
     deaths, heard = tmp_path / "deaths", []
     deaths.mkdir()
-    result = fedspd.run(CONFIG, model=dying_model(deaths, 1), engine="ray", workers=2, listener=heard.append)
+    result = fedspd.run(
+        CONFIG, model=dying_model(deaths, 1), engine="ray", workers=2, listener=heard.append
+    )
     assert len(list(deaths.iterdir())) == 1
     check_same(lab, result, fedspd.run(CONFIG, model=dying_model(deaths, 0)))
     (restart,) = [event for event in heard if event["event"] == "restart"]
     (alarm,) = restart["alarms"]
-    assert re.fullmatch(r"A part of the cluster was lost \(.*\): the run goes on from its last checkpoint\.", alarm)
+    assert re.fullmatch(
+        r"A part of the cluster was lost \(.*\): the run goes on from its last checkpoint\.", alarm
+    )
     assert [event["event"] for event in heard].count("start") == 1
 
 
 def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_path):
     deaths = tmp_path / "deaths"
     deaths.mkdir()
-    with pytest.raises(WorkerError, match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between: look"):
+    with pytest.raises(
+        WorkerError,
+        match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between: look",
+    ):
         fedspd.run(CONFIG, model=dying_model(deaths, 100), engine="ray", workers=1)
     assert len(list(deaths.iterdir())) == 4
 
@@ -226,13 +282,18 @@ def test_an_exception_in_an_actor_arrives_as_a_sentence(local_ray):
                 raise ValueError("no training today\nsecond line")
             return super().forward(x.flatten(1))
 
-    with pytest.raises(WorkerError, match=r"^A worker failed with ValueError: no training today second line \(test_ray.py, line \d+\): .*"):
+    with pytest.raises(
+        WorkerError,
+        match=r"^A worker failed with ValueError: no training today second line \(test_ray.py, line \d+\): .*",
+    ):
         fedspd.run(CONFIG, model=lambda shape, classes: Fails(64, classes), engine="ray", workers=1)
 
 
 def test_a_machine_with_other_versions_is_refused():
     check_versions(versions())
-    with pytest.raises(WorkerError, match=r"^A machine of the cluster has torch 1\.0, and this one \d"):
+    with pytest.raises(
+        WorkerError, match=r"^A machine of the cluster has torch 1\.0, and this one \d"
+    ):
         check_versions({**versions(), "torch": "1.0"})
 
 
@@ -249,7 +310,10 @@ def test_an_actor_that_cannot_start_says_what_is_missing(local_ray, monkeypatch)
 
 
 def test_a_gpu_is_not_asked_for():
-    plan = fedspd.experiment.build(CONFIG).plan
+    plan = build_experiment(CONFIG).plan
     plan.learner.device = torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"^device = 'cuda': --engine ray trains on CPUs; use device = 'cpu' or --engine processes\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^device = 'cuda': --engine ray trains on CPUs; use device = 'cpu' or --engine processes\.$",
+    ):
         RayCluster(plan)

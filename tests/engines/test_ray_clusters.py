@@ -11,13 +11,21 @@ import pytest
 
 import fedspd
 from fedspd.cli.main import guarded
-from fedspd.core.errors import MissingExtra
+from fedspd.core.errors import MissingExtraError
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-SETTINGS = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "sgd.batch=8", "fedspd.final_epochs=1", "rounds=4"]
+SETTINGS = [
+    "clients=6",
+    "data.examples=24",
+    "topology.degree=2",
+    "training.epochs=1",
+    "training.batch=8",
+    "fedspd.final_epochs=1",
+    "rounds=4",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +36,15 @@ def whole():
 @pytest.fixture
 def two_machines():
     """A head with one CPU, and a second machine with another; a lost one is noticed within a second."""
-    impatient = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": impatient})
+    impatient = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 200,
+        "health_check_failure_threshold": 3,
+    }
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": impatient},
+    )
     cluster.second = cluster.add_node(num_cpus=1)
     yield cluster
     cluster.shutdown()
@@ -47,11 +62,16 @@ def test_a_machine_that_is_killed_in_the_middle_of_a_run(lab, two_machines, whol
     def parts() -> int:
         return sum(node["Alive"] for node in ray.nodes())
 
-    result = fedspd.run(fedspd.load(overrides=SETTINGS), engine="ray", address=two_machines.address, listener=listen)
+    result = fedspd.run(
+        fedspd.load(overrides=SETTINGS), engine="ray", address=two_machines.address, listener=listen
+    )
     assert result.summary["hash"] == whole.summary["hash"]
     assert lab.timeless(result.folder) == lab.timeless(whole.folder)
     assert heard[0] == ("start", 0, 2)
-    assert [(event, machines) for event, _, machines in heard if event in ("restart", "final")] == [("restart", 1), ("final", 1)]
+    assert [(event, machines) for event, _, machines in heard if event in ("restart", "final")] == [
+        ("restart", 1),
+        ("final", 1),
+    ]
     assert not ray.is_initialized()
 
 
@@ -60,40 +80,69 @@ def test_a_machine_that_is_killed_in_the_middle_of_a_run(lab, two_machines, whol
 
 def test_the_installed_program_ends_with_json_alone_on_its_output(tmp_path, whole):
     found = subprocess.run(
-        [*program(tmp_path / "run"), "rounds=4", "--json"], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=240
+        [*program(tmp_path / "run"), "rounds=4", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        timeout=240,
     )
     assert json.loads(found.stdout)["hash"] == whole.summary["hash"]
     assert [line for line in found.stderr.splitlines() if "ray" in line.lower()] == []
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
+)
 def test_the_installed_program_stops_when_it_is_told_to(lab, tmp_path, number):
     started = subprocess.Popen(
-        [*program(tmp_path / "run"), "rounds=2000"], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path
+        [*program(tmp_path / "run"), "rounds=2000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=tmp_path,
     )
     lab.until(lambda: lab.rounds(tmp_path / "run") >= 2 or started.poll() is not None, seconds=240)
     os.killpg(started.pid, number) if number == signal.SIGINT else started.send_signal(number)
     _, stderr = started.communicate(timeout=60)
     assert started.returncode == 130
     assert "Traceback" not in stderr
-    assert stderr.endswith(f"\nfedspd: Continue with: fedspd run --resume {tmp_path / 'run'}\nfedspd: Stopped.\n")
+    assert stderr.endswith(
+        f"\nfedspd: Continue with: fedspd run --resume {tmp_path / 'run'}\nfedspd: Stopped.\n"
+    )
     assert 2 <= lab.rounds(tmp_path / "run") < 2000
 
 
 def program(out: Path) -> list[str]:
-    return [str(Path(sys.executable).with_name("fedspd")), "run", *SETTINGS[:-1], "--out", str(out), "--engine", "ray", "--workers", "2"]
+    return [
+        str(Path(sys.executable).with_name("fedspd")),
+        "run",
+        *SETTINGS[:-1],
+        "--out",
+        str(out),
+        "--engine",
+        "ray",
+        "--workers",
+        "2",
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["--engine", "rya"], "engine = 'rya' is no known engine; did you mean 'ray'?"),
-        (["--address", "auto"], "address = 'auto': only --engine ray has one; add that, or leave the address out."),
+        (
+            ["--address", "auto"],
+            "address = 'auto': only --engine ray has one; add that, or leave the address out.",
+        ),
         (
             ["--engine", "ray", "--address", "nowhere"],
             "--address nowhere: expected auto, or HOST:PORT of a cluster's head (usually port 6379).",
         ),
-        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: nobody answers there ("),
+        (
+            ["--engine", "ray", "--address", "127.0.0.1:1"],
+            "--address 127.0.0.1:1: nobody answers there (",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path, capsys, options, sentence):
@@ -104,5 +153,8 @@ def test_what_is_refused(tmp_path, capsys, options, sentence):
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "fedspd.engines.ray_cluster", None)
-    with pytest.raises(MissingExtra, match=r"^--engine ray needs the extra 'ray', which is not installed: pip install 'fedspd\[ray\]'\.$"):
+    with pytest.raises(
+        MissingExtraError,
+        match=r"^--engine ray needs the extra 'ray', which is not installed: pip install 'fedspd\[ray\]'\.$",
+    ):
         fedspd.run(fedspd.load(overrides=SETTINGS), engine="ray", out=tmp_path / "run")

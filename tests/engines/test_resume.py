@@ -17,7 +17,9 @@ ROUNDS = "rounds=14"
 FAT = "model.hidden=3000"  # a checkpoint of this takes long enough to be killed in
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seed", [0, 1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
+)
 def test_killed_again_and_again_at_random_moments(lab, seed):
     chance = random.Random(seed)
     run, out = lab.start_run(ROUNDS, workers=2)
@@ -65,8 +67,16 @@ def test_killed_before_the_first_checkpoint_and_in_the_start(lab):
 def test_a_real_command_killed_and_resumed(lab):
     out = lab.folder / "run"
     program = str(Path(sys.executable).with_name("fedspd"))
-    settings = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "rounds=100"]
-    started = subprocess.Popen([program, "run", *settings, "--out", str(out), "--workers", "2"], stderr=subprocess.DEVNULL)
+    settings = [
+        "clients=6",
+        "data.examples=24",
+        "topology.degree=2",
+        "training.epochs=1",
+        "rounds=100",
+    ]
+    started = subprocess.Popen(
+        [program, "run", *settings, "--out", str(out), "--workers", "2"], stderr=subprocess.DEVNULL
+    )
     lab.until(lambda: lab.rounds(out) >= 4 or started.poll() is not None)
     started.kill()
     assert started.wait() == -signal.SIGKILL
@@ -98,7 +108,10 @@ def test_two_processes_on_one_folder(lab, capsys):
     run, out = lab.start_run("rounds=400")
     lab.until(lambda: lab.rounds(out) >= 1)
     assert guarded(["run", "--resume", str(out)]) == 2
-    assert capsys.readouterr().err == f"fedspd: The run folder '{out}' is in use by another process: wait for it, or stop it.\n"
+    assert (
+        capsys.readouterr().err
+        == f"fedspd: The run folder '{out}' is in use by another process: wait for it, or stop it.\n"
+    )
     run.signal(signal.SIGINT)
     assert run.end() == 130
     assert lab.rounds(out) < 400
@@ -119,7 +132,11 @@ def test_a_disk_that_refuses_a_checkpoint(lab, workers):
 def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip("a file system cannot be mounted here")
     yield disk
@@ -130,7 +147,9 @@ def small_disk(tmp_path):
 def test_a_full_disk(lab, small_disk, workers):
     """Room for one checkpoint of 460 kB and not for two."""
     out = small_disk / "run"
-    run = lab.start("run", *lab.tiny, "rounds=5", "model.hidden=256", "--out", out, "--workers", workers)
+    run = lab.start(
+        "run", *lab.tiny, "rounds=5", "model.hidden=256", "--out", out, "--workers", workers
+    )
     assert run.end() == 2
     check_refused(run, out, "the disk is full")
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
@@ -143,7 +162,8 @@ def test_a_disk_that_is_full_before_the_start(lab, small_disk):
     run = lab.start("run", *lab.tiny, ROUNDS, "clients=200", "data.examples=2", "--out", out)
     assert run.end() == 2
     assert (
-        run.stderr == f"fedspd: The run folder '{out}' could not be written (the disk is full): put that right, then start the run again.\n"
+        run.stderr
+        == f"fedspd: The run folder '{out}' could not be written (the disk is full): put that right, then start the run again.\n"
     )
     (small_disk / "fill").unlink()
     assert lab.start("run", *lab.tiny, "rounds=1", "--out", out).end() == 0

@@ -20,7 +20,9 @@ def check_stopped(run, out):
     assert run.end(seconds=SOON) == 130
     assert "Traceback" not in run.stderr
     assert "Exception" not in run.stderr
-    assert run.stderr.endswith(f"\nfedspd: Continue with: fedspd run --resume {out}\nfedspd: Stopped.\n")
+    assert run.stderr.endswith(
+        f"\nfedspd: Continue with: fedspd run --resume {out}\nfedspd: Stopped.\n"
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -30,7 +32,9 @@ def test_ctrl_c(lab, workers):
     run.ctrl_c()
     check_stopped(run, out)
     assert lab.rounds(out) < 13
-    assert lab.resumed(out, workers=3 - workers).summary["hash"] == lab.whole(ROUNDS).summary["hash"]
+    assert (
+        lab.resumed(out, workers=3 - workers).summary["hash"] == lab.whole(ROUNDS).summary["hash"]
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -43,7 +47,7 @@ def test_sigterm(lab, workers):
 
 
 def test_ctrl_c_in_the_middle_of_a_step_that_takes_minutes(lab):
-    run, out = lab.start_run("rounds=1", "sgd.epochs=100000", workers=2)
+    run, out = lab.start_run("rounds=1", "training.epochs=100000", workers=2)
     lab.until(lambda: len(run.workers) == 2)
     workers = run.workers
     lab.until(lambda: all(lab.cpu_seconds(pid) > 0.3 for pid in workers))
@@ -101,11 +105,19 @@ def test_a_stopped_run_ends_with_json_too(lab):
     assert json.loads(run.stdout) == {"error": "Stopped.", "exit_code": 130}
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
+)
 def test_the_installed_program(lab, number):
     out = lab.folder / "run"
     program = str(Path(sys.executable).with_name("fedspd"))
-    settings = ["clients=6", "data.examples=24", "topology.degree=2", "sgd.epochs=1", "rounds=100"]
+    settings = [
+        "clients=6",
+        "data.examples=24",
+        "topology.degree=2",
+        "training.epochs=1",
+        "rounds=100",
+    ]
     command = [program, "run", *settings, "--out", str(out), "--workers", "2"]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     lab.until(lambda: lab.rounds(out) >= 2 or started.poll() is not None)
@@ -114,4 +126,7 @@ def test_the_installed_program(lab, number):
     assert started.returncode == 130
     assert "Traceback" not in stderr
     assert f"fedspd run --resume {out}" in stderr
-    assert lab.resumed(out).summary["hash"] == fedspd.run(fedspd.load(overrides=settings)).summary["hash"]
+    assert (
+        lab.resumed(out).summary["hash"]
+        == fedspd.run(fedspd.load(overrides=settings)).summary["hash"]
+    )

@@ -15,7 +15,7 @@ TINY = {
     "rounds": 3,
     "data": {"examples": 24, "imbalance": 2.0},
     "topology": {"degree": 2},
-    "sgd": {"epochs": 1, "batch": 8},
+    "training": {"epochs": 1, "batch": 8},
     "fedspd": {"final_epochs": 1, "align_every": 2},
 }
 
@@ -23,7 +23,10 @@ TINY = {
 def outcome(config, workers, model=None):
     """The hash of the final parameters, and all events without what a clock says."""
     result = fedspd.run(config, workers=workers, model=model)
-    events = [{key: value for key, value in event.items() if key != "seconds"} for event in result.events()]
+    events = [
+        {key: value for key, value in event.items() if key != "seconds"}
+        for event in result.events()
+    ]
     return result.summary["hash"], events
 
 
@@ -45,7 +48,10 @@ def test_another_seed_gives_another_result():
     assert outcome(config | {"seed": 1}, 1)[0] != outcome(config, 1)[0]
 
 
-@pytest.mark.parametrize("topology", [{"degree": 2, "remove": 0.5}, {"kind": "star"}, {"kind": "complete", "weights": "metropolis"}])
+@pytest.mark.parametrize(
+    "topology",
+    [{"degree": 2, "remove": 0.5}, {"kind": "star"}, {"kind": "complete", "weights": "metropolis"}],
+)
 def test_other_topologies(topology):
     config = TINY | {"topology": topology}
     assert outcome(config, 2) == outcome(config, 1)

@@ -28,7 +28,7 @@ def test_a_killed_worker_ends_the_run_with_a_sentence_and_the_run_can_be_resumed
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
 def test_workers_end_by_themselves_when_their_parent_is_killed_in_the_middle_of_a_step(lab):
-    run, _ = lab.start_run("rounds=2", "sgd.epochs=100000", workers=2)
+    run, _ = lab.start_run("rounds=2", "training.epochs=100000", workers=2)
     lab.until(lambda: len(run.workers) == 2)
     workers = run.workers
     lab.until(lambda: all(lab.cpu_seconds(pid) > 0.5 for pid in workers))
@@ -50,7 +50,13 @@ class Fails(nn.Module):
         return self.layer(x.flatten(1))
 
 
-TINY = {"clients": 4, "rounds": 1, "data": {"examples": 20}, "topology": {"degree": 2}, "sgd": {"epochs": 1}}
+TINY = {
+    "clients": 4,
+    "rounds": 1,
+    "data": {"examples": 20},
+    "topology": {"degree": 2},
+    "training": {"epochs": 1},
+}
 
 
 def test_an_exception_in_a_worker_arrives_as_a_sentence(tmp_path):

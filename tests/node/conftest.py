@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from fedspd import config
-from fedspd.node import network
-from fedspd.node.identity import Authority, Credentials, Gate, passport
+from fedspd.node.host import provisioning
+from fedspd.node.identity.credentials import Authority, CertificateVerifier, Credentials, passport
 
-RING = {"clients": 4, "rounds": 3, "topology": {"kind": "ring"}, "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": 16}}
+RING = {
+    "clients": 4,
+    "rounds": 3,
+    "topology": {"kind": "ring"},
+    "data": {"name": "digits"},
+    "model": {"name": "mlp", "hidden": 16},
+}
 
 
 def free_addresses(names: list[str]) -> dict[str, str]:
@@ -28,7 +34,9 @@ def free_addresses(names: list[str]) -> dict[str, str]:
 @pytest.fixture
 def plant(tmp_path) -> Path:
     """The folder of a network of four nodes on a ring: a - b - c - d - a, clients 0 to 3, with free ports of this machine."""
-    network.create(config.validate(RING), tmp_path / "plant", addresses=free_addresses(["a", "b", "c", "d"]))
+    provisioning.create(
+        config.validate(RING), tmp_path / "plant", addresses=free_addresses(["a", "b", "c", "d"])
+    )
     return tmp_path / "plant"
 
 
@@ -43,7 +51,12 @@ def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
 
     def write(folder: Path, authority: Authority, own: Credentials) -> Path:
         folder.mkdir()
-        files = {"ca.crt": own.ca, "node.crt": own.certificate, "node.key": own.key, "revoked.crl": authority.crl()}
+        files = {
+            "ca.crt": own.ca,
+            "node.crt": own.certificate,
+            "node.key": own.key,
+            "revoked.crl": authority.crl(),
+        }
         for name, content in files.items():
             (folder / name).write_bytes(content)
         (folder / "node.key").chmod(0o600)
@@ -59,10 +72,10 @@ def bundle(tmp_path, authority, write_bundle) -> Path:
 
 
 @pytest.fixture
-def gate_of() -> Callable[[Path], Gate]:
-    return lambda bundle: Gate(bundle, passport((bundle / "node.crt").read_bytes()))
+def gate_of() -> Callable[[Path], CertificateVerifier]:
+    return lambda bundle: CertificateVerifier(bundle, passport((bundle / "node.crt").read_bytes()))
 
 
 @pytest.fixture
-def gate(bundle, gate_of) -> Gate:
+def gate(bundle, gate_of) -> CertificateVerifier:
     return gate_of(bundle)

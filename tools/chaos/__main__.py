@@ -14,25 +14,32 @@ from chaos.fleet import Fleet, Json
 from chaos.hosts import Hosts, why_not
 from chaos.measures import measured, verdict
 from chaos.relay import Relay
-from fedspd.config import Base, set_key, validate
+from fedspd.config import ExperimentConfig, set_key, validate
 
 NODES = 8
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def config(folder: Path, settings: Json, nodes: int = NODES, rounds: int = 30) -> Base:
+def config(folder: Path, settings: Json, nodes: int = NODES, rounds: int = 30) -> ExperimentConfig:
     """Digits on a ring with chords: everybody hears the two next on either side."""
     data, edges = folder / "digits.npz", folder / "edges.txt"
     if not data.exists():
         digits.write(data)
-        edges.write_text("".join(f"{i} {(i + step) % nodes}\n" for i in range(nodes) for step in (1, 2) if 2 * step < nodes or i < step))
+        edges.write_text(
+            "".join(
+                f"{i} {(i + step) % nodes}\n"
+                for i in range(nodes)
+                for step in (1, 2)
+                if 2 * step < nodes or i < step
+            )
+        )
     tree: Json = {
         "clients": nodes,
         "rounds": rounds,
         "data": {"name": str(data), "examples": 500, "test_examples": 390},
         "topology": {"kind": "file", "file": str(edges)},
         "model": {"name": "mlp", "hidden": 128},
-        "sgd": {"lr": 0.1, "batch": 20, "epochs": 10, "decay": 0.9},
+        "training": {"lr": 0.1, "batch": 20, "epochs": 10, "decay": 0.9},
         "fedspd": {"warmup": 5},
     }
     for key, value in settings.items():
@@ -40,7 +47,7 @@ def config(folder: Path, settings: Json, nodes: int = NODES, rounds: int = 30) -
     return validate(tree)
 
 
-def play(scenario: Scenario, config: Base, folder: Path) -> Json:
+def play(scenario: Scenario, config: ExperimentConfig, folder: Path) -> Json:
     with Hosts(config.clients) as hosts, Relay(hosts.machines) as relay:
         fleet = Fleet(config, folder, hosts.machines)
         scenario.prepare(fleet)
@@ -59,10 +66,20 @@ def run(scenarios: Sequence[Scenario], folder: Path) -> list[Json]:
         kind = json.dumps([scenario.settings, scenario.liar], sort_keys=True)
         if kind not in undisturbed:
             calm = Scenario("calm", "nothing", nothing, scenario.settings, liar=scenario.liar)
-            undisturbed[kind] = _told("undisturbed", play(calm, settings, folder / f"calm-{len(undisturbed)}"))
+            undisturbed[kind] = _told(
+                "undisturbed", play(calm, settings, folder / f"calm-{len(undisturbed)}")
+            )
         found = _told(scenario.name, play(scenario, settings, folder / scenario.name))
         found["problems"] = verdict(found, undisturbed[kind], scenario.judged)
-        rows.append({"name": scenario.name, "title": scenario.title, "rounds": settings.rounds, **found, "undisturbed": undisturbed[kind]})
+        rows.append(
+            {
+                "name": scenario.name,
+                "title": scenario.title,
+                "rounds": settings.rounds,
+                **found,
+                "undisturbed": undisturbed[kind],
+            }
+        )
     return rows
 
 
@@ -73,7 +90,9 @@ def _told(name: str, found: Json) -> Json:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--only", help="names of scenarios, with commas between them; writes no document")
+    parser.add_argument(
+        "--only", help="names of scenarios, with commas between them; writes no document"
+    )
     only = parser.parse_args().only
     if reason := why_not():
         print(f"chaos: network namespaces cannot be had here: {reason}", file=sys.stderr)

@@ -20,6 +20,10 @@ def write(path: Path) -> None:
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
 
 
-def _copies(image: NDArray[np.float64], label: NDArray[np.int64], times: int, rng: np.random.Generator) -> Examples:
+def _copies(
+    image: NDArray[np.float64], label: NDArray[np.int64], times: int, rng: np.random.Generator
+) -> Examples:
     image, label = np.repeat(image, times, axis=0), np.repeat(label, times)
-    return np.clip(image + rng.normal(0, NOISE, image.shape), 0, 1).astype(np.float32)[:, None], label.astype(np.int64)
+    return np.clip(image + rng.normal(0, NOISE, image.shape), 0, 1).astype(np.float32)[
+        :, None
+    ], label.astype(np.int64)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chaos.hosts import Machine
-from fedspd.config import Base
-from fedspd.node import network
+from fedspd.config import ExperimentConfig
+from fedspd.node.host import provisioning
 
 PROGRAM = "from fedspd.cli.main import main; main()"
 LOOK = 0.05  # seconds between two looks at the journals
@@ -50,7 +50,9 @@ class Node:
     environment: Mapping[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
     read: int = 0  # bytes of the journal
-    loose: bytes = b""  # behind its last checkpoint when the node was restarted: the node will take that back
+    loose: bytes = (
+        b""  # behind its last checkpoint when the node was restarted: the node will take that back
+    )
 
     @property
     def journal(self) -> Path:
@@ -63,10 +65,23 @@ class Node:
 
     def start(self) -> None:
         place = ["ip", "netns", "exec", self.machine.space] if self.machine.space else []
-        command = [*place, sys.executable, "-c", self.program, "node", "run", "--bundle", str(self.bundle), "--listen", self.machine.listen]
+        command = [
+            *place,
+            sys.executable,
+            "-c",
+            self.program,
+            "node",
+            "run",
+            "--bundle",
+            str(self.bundle),
+            "--listen",
+            self.machine.listen,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
         with open(self.bundle / "log.txt", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
 
     @property
     def running(self) -> bool:
@@ -94,11 +109,14 @@ class Node:
 
 
 class Fleet:
-    def __init__(self, config: Base, folder: Path, machines: Sequence[Machine]) -> None:
+    def __init__(self, config: ExperimentConfig, folder: Path, machines: Sequence[Machine]) -> None:
         addresses = {f"node-{i}": machine.address for i, machine in enumerate(machines)}
-        manifest = network.create(config, folder, addresses=addresses)
+        manifest = provisioning.create(config, folder, addresses=addresses)
         self.folder, self.rounds = folder, config.rounds
-        self.nodes = {name: Node(name, machine, folder / "nodes" / name) for name, machine in zip(addresses, machines, strict=True)}
+        self.nodes = {
+            name: Node(name, machine, folder / "nodes" / name)
+            for name, machine in zip(addresses, machines, strict=True)
+        }
         self.neighbours = {member.name: list(member.neighbours) for member in manifest.members}
         self.history: list[Seen] = []
         self.kills: list[Killed] = []
@@ -122,7 +140,9 @@ class Fleet:
         """Wait for something to stand in the journals."""
         end = time.monotonic() + limit
         while True:
-            over = time.monotonic() > end or not self.running()  # before the look, which is then the last one
+            over = (
+                time.monotonic() > end or not self.running()
+            )  # before the look, which is then the last one
             self.look()
             if condition():
                 return
@@ -141,7 +161,11 @@ class Fleet:
     def wait(self) -> None:
         """Until every node is done."""
         self.until(lambda: not self.running())
-        if failed := {name: code for name, node in self.nodes.items() if node.process and (code := node.process.returncode)}:
+        if failed := {
+            name: code
+            for name, node in self.nodes.items()
+            if node.process and (code := node.process.returncode)
+        }:
             raise Stuck(f"nodes that failed, with their exit codes: {failed}")
 
     def kill(self, name: str) -> float:
@@ -174,11 +198,20 @@ class Fleet:
         return [seen for seen in self.history if seen.node == name and seen.at > after]
 
     def everyone_at(self, round: int) -> bool:
-        return all(any(seen.event["round"] >= round for seen in self.of(name)) for name in self.nodes)
+        return all(
+            any(seen.event["round"] >= round for seen in self.of(name)) for name in self.nodes
+        )
 
     def without(self, name: str, after: float) -> Seen | None:
         """The first round that a neighbour did without this node."""
-        return next((seen for seen in self.history if seen.at > after and name in seen.event.get("missing", ())), None)
+        return next(
+            (
+                seen
+                for seen in self.history
+                if seen.at > after and name in seen.event.get("missing", ())
+            ),
+            None,
+        )
 
     def hearing(self, name: str, after: float) -> dict[str, Seen]:
         """The first round in which each of its neighbours heard this node."""
@@ -189,5 +222,7 @@ class Fleet:
         return found
 
     def _where(self) -> str:
-        last = {name: seen[-1].event["round"] if (seen := self.of(name)) else 0 for name in self.nodes}
+        last = {
+            name: seen[-1].event["round"] if (seen := self.of(name)) else 0 for name in self.nodes
+        }
         return ", ".join(f"{name} has done round {round}" for name, round in last.items())

@@ -33,7 +33,10 @@ class Hosts:
     def __init__(self, nodes: int) -> None:
         mark = f"fedspd-{os.getpid()}-{next(NUMBER)}"
         self.hub = f"{mark}-hub"
-        self.machines = [Machine(f"{mark}-{i}", f"10.77.0.{i + 1}:{RELAYED}", f"127.0.0.1:{BEHIND}") for i in range(nodes)]
+        self.machines = [
+            Machine(f"{mark}-{i}", f"10.77.0.{i + 1}:{RELAYED}", f"127.0.0.1:{BEHIND}")
+            for i in range(nodes)
+        ]
 
     def __enter__(self) -> "Hosts":
         try:
@@ -61,7 +64,20 @@ class Hosts:
     def _add(self, i: int, switch: str) -> None:
         space, address = str(self.machines[i].space), self.machines[i].address.partition(":")[0]
         ip("netns", "add", space)
-        ip("link", "add", "eth0", "netns", space, "type", "veth", "peer", "name", f"port{i}", "netns", self.hub)
+        ip(
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            space,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"port{i}",
+            "netns",
+            self.hub,
+        )
         ip("-n", space, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             ip("-n", space, "link", "set", device, "up")
@@ -77,7 +93,21 @@ class Hosts:
     def narrow(self, i: int, rate: str) -> None:
         """Both directions of a node's link."""
         for space, device in ((str(self.machines[i].space), "eth0"), (self.hub, f"port{i}")):
-            shape = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "16kb", "latency", "500ms"]
+            shape = [
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "16kb",
+                "latency",
+                "500ms",
+            ]
             _call(["ip", "netns", "exec", space, *shape])
 
 
@@ -106,7 +136,9 @@ def why_not() -> str | None:
 def local(nodes: int) -> list[Machine]:
     """Without namespaces: ports of this machine that are free now."""
     with ExitStack() as held:  # all at once, so that no two are the same
-        drawn = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * nodes)]
+        drawn = [
+            held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * nodes)
+        ]
         addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in drawn]
     return [Machine(None, *pair) for pair in zip(addresses[:nodes], addresses[nodes:], strict=True)]
 

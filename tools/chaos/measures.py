@@ -15,7 +15,9 @@ POINTS = 2.0  # of accuracy that a fault may cost
 def measured(fleet: Fleet, bytes_: int, resets: int, faults: list[Fault], liar: str | None) -> Json:
     journals = read(fleet)
     scores = [events[-1]["accuracy"] for name, events in journals.items() if name != liar]
-    rounds = [event for events in journals.values() for event in events if event["event"] == "round"]
+    rounds = [
+        event for events in journals.values() for event in events if event["event"] == "round"
+    ]
     missing, heard = (sum(len(event[kind]) for event in rounds) for kind in ("missing", "heard"))
     return {
         "accuracy": round(100 * mean(scores), 2),
@@ -30,7 +32,10 @@ def measured(fleet: Fleet, bytes_: int, resets: int, faults: list[Fault], liar: 
 
 
 def read(fleet: Fleet) -> Journals:
-    return {name: [json.loads(line) for line in node.journal.read_text().splitlines()] for name, node in fleet.nodes.items()}
+    return {
+        name: [json.loads(line) for line in node.journal.read_text().splitlines()]
+        for name, node in fleet.nodes.items()
+    }
 
 
 def _seconds_per_round(fleet: Fleet) -> float:
@@ -57,9 +62,13 @@ def lost(fleet: Fleet) -> list[str]:
     found = []
     for killed in fleet.kills:
         if not fleet.nodes[killed.node].journal.read_bytes().startswith(killed.committed):
-            found.append(f"{killed.node} has lost rounds that it had committed before it was killed")
+            found.append(
+                f"{killed.node} has lost rounds that it had committed before it was killed"
+            )
         if killed.loose > 1:
-            found.append(f"{killed.node} had {killed.loose} rounds in its journal and in no checkpoint when it was killed")
+            found.append(
+                f"{killed.node} had {killed.loose} rounds in its journal and in no checkpoint when it was killed"
+            )
     return found
 
 
@@ -73,7 +82,11 @@ def out_of_order(journals: Journals) -> list[str]:
 
 
 def _unfinished(journals: Journals) -> list[str]:
-    return [f"{name} did not get to the end" for name, events in journals.items() if events[-1]["event"] != "final"]
+    return [
+        f"{name} did not get to the end"
+        for name, events in journals.items()
+        if events[-1]["event"] != "final"
+    ]
 
 
 def late(faults: list[Fault]) -> list[str]:

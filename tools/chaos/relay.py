@@ -23,7 +23,7 @@ Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Non
 
 
 @dataclass(frozen=True)
-class Weather:
+class NetworkConditions:
     delay: float = 0.0  # seconds that every chunk needs, give or take a fifth
     stalled: float = 0.0  # the share of chunks that stand still for a second,
     reset: float = 0.0  # and of those at which the connection is reset
@@ -36,8 +36,10 @@ class Reset(Exception):
 class Relay:
     """Runs in a thread of its own; `weather` may be changed at any time."""
 
-    def __init__(self, machines: Sequence[Machine], weather: Weather | None = None, seed: int = 0) -> None:
-        self.machines, self.weather = machines, weather or Weather()
+    def __init__(
+        self, machines: Sequence[Machine], weather: NetworkConditions | None = None, seed: int = 0
+    ) -> None:
+        self.machines, self.weather = machines, weather or NetworkConditions()
         self.bytes = 0  # that arrived, of both directions of all connections
         self.resets = 0
         self._random = random.Random(seed)
@@ -65,7 +67,9 @@ class Relay:
         for machine in self.machines:
             with inside(machine.space):
                 listener = socket.create_server(_place(machine.address))
-            self._servers.append(await asyncio.start_server(self._connecting(machine), sock=listener))
+            self._servers.append(
+                await asyncio.start_server(self._connecting(machine), sock=listener)
+            )
 
     async def _close(self) -> None:
         for server in self._servers:
@@ -86,7 +90,9 @@ class Relay:
 
         return connected
 
-    async def _connection(self, machine: Machine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connection(
+        self, machine: Machine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with inside(machine.space):
             onward = socket.socket()
         onward.setblocking(False)
@@ -120,7 +126,9 @@ class Relay:
             await under_way.put((0.0, b""))
         raise ConnectionAbortedError  # so that the other direction ends too
 
-    async def _deliver(self, under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter) -> None:
+    async def _deliver(
+        self, under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
+    ) -> None:
         while True:
             due, chunk = await under_way.get()
             if not chunk:

@@ -8,12 +8,25 @@ from statistics import median
 from chaos.fleet import Json
 
 BEGIN, END = "<!-- table: written by make chaos -->\n", "<!-- end of the table -->"
-HEAD = ("fault", "noticed after", "heard again after", "in rounds", "answers left out", "s per round", "bytes", "accuracy lost")
+HEAD = (
+    "fault",
+    "noticed after",
+    "heard again after",
+    "in rounds",
+    "answers left out",
+    "s per round",
+    "bytes",
+    "accuracy lost",
+)
 
 
 def insert(page: Path, rows: Sequence[Json]) -> None:
     text = page.read_text()
-    page.write_text(re.sub(f"(?s){re.escape(BEGIN)}.*{re.escape(END)}", lambda _: BEGIN + render(rows) + END, text))
+    page.write_text(
+        re.sub(
+            f"(?s){re.escape(BEGIN)}.*{re.escape(END)}", lambda _: BEGIN + render(rows) + END, text
+        )
+    )
 
 
 def render(rows: Sequence[Json]) -> str:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedspd.algorithms.local import Local, State, measured
+from fedspd.algorithms.local import Local, State, with_loss
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -28,18 +28,22 @@ class FedAvg(Local):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
-        neighbourhood = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
-        return measured(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
+        neighbourhood = yield Exchange(
+            only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1
+        )
+        return with_loss(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         if not self.finetune:
             return state
-        rates = learner.sgd.final_rates(self.finetune)  # as in FedSPD's final phase
-        return measured(learner, learner.train(state.model_CP, data, key.of("final"), rates=rates), data)
+        rates = learner.training.final_rates(self.finetune)  # as in FedSPD's final phase
+        return with_loss(
+            learner, learner.train(state.model_CP, data, key.of("final"), rates=rates), data
+        )
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         first = self.begin(learner, data, key)
-        return measured(learner, neighbourhood.mean_or_kept(first.model_CP[:, None])[:, 0], data)
+        return with_loss(learner, neighbourhood.mean_or_own(first.model_CP[:, None])[:, 0], data)

@@ -36,26 +36,31 @@ class FedEM:
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
         even_CS = torch.full((len(data), self.clusters), 1 / self.clusters, dtype=torch.double)
-        return measured(learner, draws_SP.repeat(len(data), 1, 1), even_CS, data)
+        return with_loss(learner, draws_SP.repeat(len(data), 1, 1), even_CS, data)
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         posterior_CSE = posterior(state.mixture_CS, state.losses_CSE, data)  # E step: q_k(s)
         mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]  # M step: pi_is
         trained = [
-            learner.train(state.centers_CSP[:, s], data, key.of("train", s), weight_CE=posterior_CSE[:, s])  # M step: c_is
+            learner.train(
+                state.centers_CSP[:, s], data, key.of("train", s), weight_CE=posterior_CSE[:, s]
+            )  # M step: c_is
             for s in range(self.clusters)
         ]
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         weight_CS = data.counts_C[:, None].expand(-1, self.clusters)
         neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
-        return measured(learner, neighbourhood.mean(all_CS).model_CMP, mixture_CS, data)
+        return with_loss(learner, neighbourhood.mean(all_CS).model_CMP, mixture_CS, data)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         return state
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         """sum_s pi_is softmax(c_is(x)), as logarithms so that a cross entropy of it is a likelihood."""
-        return [blended(learner, c_SP, pi_S, own) for c_SP, pi_S, own in zip(state.centers_CSP, state.mixture_CS, x, strict=True)]
+        return [
+            blended(learner, c_SP, pi_S, own)
+            for c_SP, pi_S, own in zip(state.centers_CSP, state.mixture_CS, x, strict=True)
+        ]
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
@@ -63,11 +68,11 @@ class FedEM:
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         """The centers stay as they are heard; the mixture is fitted to them by the same two steps."""
         first = self.begin(learner, data, key)
-        centers_CSP, mixture_CS = neighbourhood.mean_or_kept(first.centers_CSP), first.mixture_CS
+        centers_CSP, mixture_CS = neighbourhood.mean_or_own(first.centers_CSP), first.mixture_CS
         losses_CSE = learner.losses(centers_CSP, data)
         for _ in range(NEWCOMER_STEPS):
             mixture_CS = posterior(mixture_CS, losses_CSE, data).sum(2) / data.counts_C[:, None]
-        return measured(learner, centers_CSP, mixture_CS, data)
+        return with_loss(learner, centers_CSP, mixture_CS, data)
 
 
 def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
@@ -79,10 +84,12 @@ def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
 
 def log_joint(mixture_CS: Tensor, losses_CSE: Tensor) -> Tensor:
     """log pi_is - loss(c_is, d_k); a loss that is not a number explains nothing."""
-    return mixture_CS.log()[:, :, None] - losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return mixture_CS.log()[:, :, None] - losses_CSE.double().nan_to_num(
+        nan=torch.inf, posinf=torch.inf
+    )
 
 
-def measured(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block) -> State:
+def with_loss(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block) -> State:
     losses_CSE = learner.losses(centers_CSP, data)
     joint_CSE = log_joint(mixture_CS, losses_CSE)
     loss_C = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0.0).sum(1) / data.counts_C

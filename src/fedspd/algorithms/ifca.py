@@ -43,26 +43,33 @@ class IFCA:
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
         trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
-        neighbourhood = yield Exchange(chosen_C1, trained_CP[:, None], data.counts_C[:, None], all_CS)
-        return choose(learner, neighbourhood.mean_or_kept(state.centers_CSP), data)
+        neighbourhood = yield Exchange(
+            chosen_C1, trained_CP[:, None], data.counts_C[:, None], all_CS
+        )
+        return choose(learner, neighbourhood.mean_or_own(state.centers_CSP), data)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         return state
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)]
+        return [
+            learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
+        ]
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         first = self.begin(learner, data, key)
-        return choose(learner, neighbourhood.mean_or_kept(first.centers_CSP), data)
+        return choose(learner, neighbourhood.mean_or_own(first.centers_CSP), data)
 
 
 def choose(learner: Learner, centers_CSP: Tensor, data: Block) -> State:
     """The cluster whose center has the least mean loss over all examples of the client; ties to the lowest label."""
-    loss_CS = learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf).sum(2) / data.counts_C[:, None]
+    loss_CS = (
+        learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf).sum(2)
+        / data.counts_C[:, None]
+    )
     chosen_C = loss_CS.argmin(1)
     mixture_CS = torch.nn.functional.one_hot(chosen_C, centers_CSP.shape[1]).double()
     assignment_CE = torch.where(data.present_CE, chosen_C[:, None], -1)

@@ -31,14 +31,16 @@ class Local:
         return State(model_CP, torch.full((len(data),), torch.nan))
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
-        return measured(learner, learner.train(state.model_CP, data, key.of("train", 0)), data)
+        return with_loss(learner, learner.train(state.model_CP, data, key.of("train", 0)), data)
         yield  # a generator that asks for nothing
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         return state
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)]
+        return [
+            learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
+        ]
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(state.model_CP), 0, dtype=torch.long), state.model_CP[:, None][:, :0]
@@ -47,9 +49,11 @@ class Local:
         """A newcomer that hears nothing trains alone for as long as the others did."""
         state = self.begin(learner, data, key)
         for t in range(1, key.round + 1):
-            state = measured(learner, learner.train(state.model_CP, data, key.at(t).of("train", 0)), data)
+            state = with_loss(
+                learner, learner.train(state.model_CP, data, key.at(t).of("train", 0)), data
+            )
         return state
 
 
-def measured(learner: Learner, model_CP: Tensor, data: Block) -> State:
+def with_loss(learner: Learner, model_CP: Tensor, data: Block) -> State:
     return State(model_CP, learner.losses(model_CP[:, None], data).sum((1, 2)) / data.counts_C)

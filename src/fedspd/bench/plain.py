@@ -21,7 +21,9 @@ class PlainCNN(nn.Module):
             *(nn.Conv2d(1, 10, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(10, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         )
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(980, 50), nn.ReLU(), nn.Linear(50, CLASSES))
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Dropout(dropout), nn.Linear(980, 50), nn.ReLU(), nn.Linear(50, CLASSES)
+        )
 
     def forward(self, x_EIHW: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(x_EIHW))
@@ -33,7 +35,9 @@ def pixels(clients: int, examples: int, seed: int = 0) -> list[tuple[Tensor, Ten
     generator = torch.Generator().manual_seed(seed)
 
     def one() -> tuple[Tensor, Tensor]:
-        return torch.rand(examples, *SHAPE, generator=generator) * 2 - 1, torch.randint(CLASSES, (examples,), generator=generator)
+        return torch.rand(examples, *SHAPE, generator=generator) * 2 - 1, torch.randint(
+            CLASSES, (examples,), generator=generator
+        )
 
     return [one() for _ in range(clients)]
 

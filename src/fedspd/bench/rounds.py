@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedspd.bench import plain
-from fedspd.bench.rows import Row, Size
-from fedspd.experiment import run
-from fedspd.record import Json
+from fedspd.bench.rows import BenchRow, Size
+from fedspd.experiment.runner import run
+from fedspd.storage.atomic import Json
 
 POOL = 1.25  # examples in the pool for each one that is dealt
 FEW = 20  # examples of a client where clients are many
@@ -31,7 +31,7 @@ class Timed(NamedTuple):
     passes: float  # seconds of training and of losses
 
 
-def overhead_rows(size: Size) -> Iterator[Row]:
+def overhead_rows(size: Size) -> Iterator[BenchRow]:
     """Everything that a run does between two rounds is counted, records and checkpoints included; tests of the clients
     are not, since a run chooses how often it wants them."""
     x_EIHW, y_E = plain.pixels(1, int(POOL * size.clients * size.examples))[0]
@@ -43,31 +43,46 @@ def overhead_rows(size: Size) -> Iterator[Row]:
     }
     rounds = timed_rounds(config, (x_EIHW, y_E, x_EIHW[:500], y_E[:500]), size.turns)
     what = "a whole FedSPD round: seconds over those of its training and loss passes"
-    numbers = {"round": median(timed.seconds for timed in rounds), "passes": median(timed.passes for timed in rounds)}
-    yield Row.of("round", what, [timed.seconds / timed.passes for timed in rounds], 1.10, False, **numbers)
+    numbers = {
+        "round": median(timed.seconds for timed in rounds),
+        "passes": median(timed.passes for timed in rounds),
+    }
+    yield BenchRow.of(
+        "round", what, [timed.seconds / timed.passes for timed in rounds], 1.10, False, **numbers
+    )
 
 
-def growth_rows(size: Size) -> Iterator[Row]:
+def growth_rows(size: Size) -> Iterator[BenchRow]:
     """Counted in seconds of the processor: the sizes cannot take turns, and whatever else the machine does would meet one alone."""
-    seconds = {N: [timed.processor / N for timed in timed_rounds(*small_network(N), size.turns)] for N in size.growth}
+    seconds = {
+        N: [timed.processor / N for timed in timed_rounds(*small_network(N), size.turns)]
+        for N in size.growth
+    }
     numbers = {f"clients_{clients}": median(each) for clients, each in seconds.items()}
     few, many = size.growth[0], max(size.growth[1:], key=lambda clients: median(seconds[clients]))
     what = f"growth: seconds per round and client with {many:,} clients over those with {few}"
-    yield Row.of("growth", what, [s / median(seconds[few]) for s in seconds[many]], 1.15, False, **numbers)
+    yield BenchRow.of(
+        "growth", what, [s / median(seconds[few]) for s in seconds[many]], 1.15, False, **numbers
+    )
 
 
-def small_network(clients: int, hidden: int = 26, degree: int = 6, clusters: int = 2) -> tuple[dict[str, Any], Arrays]:
+def small_network(
+    clients: int, hidden: int = 26, degree: int = 6, clusters: int = 2
+) -> tuple[dict[str, Any], Arrays]:
     """A config and its data: with the usual 26 hidden units a model has 1,960 parameters."""
     generator = torch.Generator().manual_seed(0)
     examples = int(POOL * clients * FEW)
-    x_EF, y_E = torch.rand(examples, 64, generator=generator), torch.randint(plain.CLASSES, (examples,), generator=generator)
+    x_EF, y_E = (
+        torch.rand(examples, 64, generator=generator),
+        torch.randint(plain.CLASSES, (examples,), generator=generator),
+    )
     config = {
         "clients": clients,
         "clusters": clusters,
         "data": {"examples": FEW, "test_examples": 1, "mixture": "iid"},
         "topology": {"degree": degree},
         "model": {"name": "mlp", "hidden": hidden},
-        "sgd": {"batch": 10, "epochs": 1},
+        "training": {"batch": 10, "epochs": 1},
     }
     return config, (x_EF, y_E, x_EF[:clients], y_E[:clients])
 
@@ -85,5 +100,12 @@ def timed_rounds(config: Mapping[str, Any], data: Arrays, turns: int) -> list[Ti
     return [_timed(*before, *now) for before, now in pairwise(told[:-1])]
 
 
-def _timed(at: float, worked: float, before: Json, now: float, working: float, event: Json) -> Timed:
-    return Timed(event["round"], now - at, working - worked, event["seconds"]["train"] + event["seconds"]["losses"])
+def _timed(
+    at: float, worked: float, before: Json, now: float, working: float, event: Json
+) -> Timed:
+    return Timed(
+        event["round"],
+        now - at,
+        working - worked,
+        event["seconds"]["train"] + event["seconds"]["losses"],
+    )

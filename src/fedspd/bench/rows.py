@@ -26,7 +26,7 @@ QUICK = Size(clients=4, examples=50, turns=1, growth=(20, 200))
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     name: str
     what: str
     ratio: float
@@ -37,10 +37,27 @@ class Row:
     numbers: dict[str, float] = field(default_factory=dict)  # what the ratio was made of
 
     @classmethod
-    def of(cls, name: str, what: str, ratios: Sequence[float], target: float, at_least: bool, **numbers: float) -> "Row":
+    def of(
+        cls,
+        name: str,
+        what: str,
+        ratios: Sequence[float],
+        target: float,
+        at_least: bool,
+        **numbers: float,
+    ) -> "BenchRow":
         found = (median(ratios), min(ratios), max(ratios))
         ratio, lowest, highest = (round(value, 3) for value in found)
-        return cls(name, what, ratio, target, at_least, lowest, highest, {key: float(f"{value:.4g}") for key, value in numbers.items()})
+        return cls(
+            name,
+            what,
+            ratio,
+            target,
+            at_least,
+            lowest,
+            highest,
+            {key: float(f"{value:.4g}") for key, value in numbers.items()},
+        )
 
     @property
     def met(self) -> bool:
@@ -69,6 +86,9 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+            return next(
+                (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+                platform.machine(),
+            )
     except OSError:
         return platform.processor() or platform.machine()

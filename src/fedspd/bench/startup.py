@@ -10,7 +10,7 @@ from statistics import median
 
 from torch import Tensor
 
-from fedspd.bench.rows import Row, Size
+from fedspd.bench.rows import BenchRow, Size
 from fedspd.models import MLP
 
 SAID = b"now\n"
@@ -27,11 +27,15 @@ class Caller(MLP):
         return output
 
 
-def rows(size: Size) -> Iterator[Row]:
-    turns = [(_first_step(), _import_torch()) for _ in range(size.turns)]  # warm: this process has read the same files
+def rows(size: Size) -> Iterator[BenchRow]:
+    turns = [
+        (_first_step(), _import_torch()) for _ in range(size.turns)
+    ]  # warm: this process has read the same files
     step, torch = (median(seconds) for seconds in zip(*turns, strict=True))
     what = "start-up: seconds to the first training step of a run over those of `import torch`"
-    yield Row.of("start", what, [s / t for s, t in turns], 3.0, False, first_step=step, import_torch=torch)
+    yield BenchRow.of(
+        "start", what, [s / t for s, t in turns], 3.0, False, first_step=step, import_torch=torch
+    )
 
 
 def _import_torch() -> float:
@@ -40,13 +44,23 @@ def _import_torch() -> float:
 
 def _first_step() -> float:
     with tempfile.TemporaryDirectory(prefix="fedspd-") as folder:
-        return _until_said("-c", PROGRAM, "run", f"model.name={__name__}:{Caller.__name__}", "--out", f"{folder}/run", "--json")
+        return _until_said(
+            "-c",
+            PROGRAM,
+            "run",
+            f"model.name={__name__}:{Caller.__name__}",
+            "--out",
+            f"{folder}/run",
+            "--json",
+        )
 
 
 def _until_said(*arguments: str) -> float:
     """Seconds until the program says so; it is then stopped."""
     started = time.perf_counter()
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         seconds = time.perf_counter() - started

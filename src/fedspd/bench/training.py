@@ -20,35 +20,69 @@ from torch import nn
 
 from fedspd.algorithms.local import Local, State
 from fedspd.bench import plain
-from fedspd.bench.rows import Contestant, Row, Size, take_turns
+from fedspd.bench.rows import BenchRow, Contestant, Size, take_turns
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Sgd
-from fedspd.engines.block import Plan
+from fedspd.core.learner import Learner, TrainingOptions
 from fedspd.engines.simulator import Simulator, balanced
 from fedspd.models import PaperCNN
 from fedspd.models.dropout import Dropout
+from fedspd.runtime.plan import Plan
 
-SGD = Sgd(lr=plain.LR, momentum=plain.MOMENTUM, batch=plain.BATCH, epochs=plain.EPOCHS, first_round=1)
+SGD = TrainingOptions(
+    lr=plain.LR,
+    momentum=plain.MOMENTUM,
+    batch=plain.BATCH,
+    epochs=plain.EPOCHS,
+    first_round_factor=1,
+)
 KEY = Key(0, round=1)
 WORKERS = (1, 2)
 
 
-def rows(size: Size) -> Iterator[Row]:
+def rows(size: Size) -> Iterator[BenchRow]:
     data, trained = block(size), size.clients * size.examples * SGD.epochs
     with ExitStack() as stack:
-        loops = [with_plain_loop(data, workers, stack) for workers in WORKERS]  # first: a fork inherits how memory is kept
+        loops = [
+            with_plain_loop(data, workers, stack) for workers in WORKERS
+        ]  # first: a fork inherits how memory is kept
         ours = [with_fedspd(data, workers, stack) for workers in WORKERS]
         turns = take_turns([*ours, *loops], size.turns)
-    fedspd_1, fedspd_2, plain_1, plain_2 = (trained / median(seconds) for seconds in zip(*turns, strict=True))
+    fedspd_1, fedspd_2, plain_1, plain_2 = (
+        trained / median(seconds) for seconds in zip(*turns, strict=True)
+    )
     what = "local training: examples per second over those of a plain torch loop"
-    yield Row.of("training_1", f"{what}, one process", [p / f for f, _, p, _ in turns], 1.6, True, fedspd=fedspd_1, plain=plain_1)
-    yield Row.of("training_2", f"{what}, two processes", [p / f for _, f, _, p in turns], 1.6, True, fedspd=fedspd_2, plain=plain_2)
+    yield BenchRow.of(
+        "training_1",
+        f"{what}, one process",
+        [p / f for f, _, p, _ in turns],
+        1.6,
+        True,
+        fedspd=fedspd_1,
+        plain=plain_1,
+    )
+    yield BenchRow.of(
+        "training_2",
+        f"{what}, two processes",
+        [p / f for _, f, _, p in turns],
+        1.6,
+        True,
+        fedspd=fedspd_2,
+        plain=plain_2,
+    )
     gains = [(f1 / f2) / (p1 / p2) for f1, f2, p1, p2 in turns]
     what = "two workers: their gain over one, over that of two plain loops"
-    yield Row.of("second_worker", what, gains, 0.95, True, fedspd=fedspd_2 / fedspd_1, plain=plain_2 / plain_1)
+    yield BenchRow.of(
+        "second_worker",
+        what,
+        gains,
+        0.95,
+        True,
+        fedspd=fedspd_2 / fedspd_1,
+        plain=plain_2 / plain_1,
+    )
 
 
 def block(size: Size) -> Block:
@@ -85,7 +119,9 @@ def network() -> nn.Module:
 
 
 def with_plain_loop(data: Block, workers: int, stack: ExitStack) -> Contestant:
-    connections = [_start(data, clients, stack) for clients in balanced([len(y) for y in data.y], workers)]
+    connections = [
+        _start(data, clients, stack) for clients in balanced([len(y) for y in data.y], workers)
+    ]
 
     def turn() -> float:
         started = time.perf_counter()
@@ -100,7 +136,9 @@ def with_plain_loop(data: Block, workers: int, stack: ExitStack) -> Contestant:
 
 def _start(data: Block, clients: range, stack: ExitStack) -> Connection:
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_work, args=(data, clients, there), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_work, args=(data, clients, there), daemon=True
+    )
     process.start()
     there.close()
     stack.callback(process.join)
@@ -128,10 +166,17 @@ def difference(size: Size) -> float:
     """The largest difference between the parameters that both find for client 0, in float64 and without dropout:
     rounding, if they do the same work."""
     x_EIHW, y_E = plain.pixels(1, size.examples)[0]
-    ours, module = Learner(_without_dropout, SGD, dtype=torch.float64), plain.PlainCNN(dropout=0.0).double()
+    ours, module = (
+        Learner(_without_dropout, SGD, dtype=torch.float64),
+        plain.PlainCNN(dropout=0.0).double(),
+    )
     first_P = ours.draw(Key(KEY.seed).of("model", 0))
-    module.load_state_dict(dict(zip(module.state_dict(), ours.export(first_P).values(), strict=True)))
-    found = ours.export(ours.train(first_P[None], Block([0], 1, [x_EIHW], [y_E], size.examples), KEY)[0])
+    module.load_state_dict(
+        dict(zip(module.state_dict(), ours.export(first_P).values(), strict=True))
+    )
+    found = ours.export(
+        ours.train(first_P[None], Block([0], 1, [x_EIHW], [y_E], size.examples), KEY)[0]
+    )
     plain.train(module, x_EIHW.double(), y_E, KEY.of(0, "order").torch())
     pairs = zip(found.values(), module.state_dict().values(), strict=True)
     return max(float((own - other).abs().max()) for own, other in pairs)

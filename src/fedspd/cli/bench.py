@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.bench import rounds, startup, training
-from fedspd.bench.rows import FULL, QUICK, Row, Size, machine
+from fedspd.bench.rows import FULL, QUICK, BenchRow, Size, machine
 
-Measurement = Callable[[Size], Iterator[Row]]
+Measurement = Callable[[Size], Iterator[BenchRow]]
 MEASUREMENTS: dict[str, Measurement] = {
     "local training": training.rows,
     "a whole round": rounds.overhead_rows,
@@ -41,7 +41,15 @@ def peers(quick: bool, as_json: bool) -> None:
     size = QUICK if quick else FULL
     rows = _measure(size, {"peers": peers.rows})
     if as_json:
-        print(json.dumps({"rows": [row.as_json() for row in rows], "machine": machine(), "size": asdict(size)}))
+        print(
+            json.dumps(
+                {
+                    "rows": [row.as_json() for row in rows],
+                    "machine": machine(),
+                    "size": asdict(size),
+                }
+            )
+        )
         return
     notes = (
         f"{WORKLOAD.format(clients=peers.PEERS, examples=size.examples)}, once started.",
@@ -50,8 +58,8 @@ def peers(quick: bool, as_json: bool) -> None:
     Console().print(table(rows), *notes, sep="\n")
 
 
-def _measure(size: Size, measurements: Mapping[str, Measurement]) -> list[Row]:
-    found: list[Row] = []
+def _measure(size: Size, measurements: Mapping[str, Measurement]) -> list[BenchRow]:
+    found: list[BenchRow] = []
     with Console(stderr=True).status("") as status:
         for name, measurement in measurements.items():
             status.update(f"Measuring: {name}")
@@ -59,8 +67,10 @@ def _measure(size: Size, measurements: Mapping[str, Measurement]) -> list[Row]:
     return found
 
 
-def table(rows: list[Row]) -> Table:
-    shown = Table("what", title="Ratios, each measured in this run", title_justify="left", show_lines=True)
+def table(rows: list[BenchRow]) -> Table:
+    shown = Table(
+        "what", title="Ratios, each measured in this run", title_justify="left", show_lines=True
+    )
     for column in ("ratio", "of single turns", "target", "met"):
         shown.add_column(column, justify="right", no_wrap=True)
     for row in rows:

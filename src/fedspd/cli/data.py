@@ -7,12 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Datasets: which there are, how to get one, what is in it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Datasets: which there are, how to get one, what is in it.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="A dataset, as `fedspd data list` names it.")]
-AnyData = Annotated[str, typer.Argument(help="A dataset's name, or your own data: an .npz file, a folder of images, module:function.")]
-Folder = Annotated[Path | None, typer.Option("--folder", help="The data folder; else FEDSPD_DATA, else ~/.cache/fedspd.")]
-From = Annotated[Path | None, typer.Option("--from", help="Take the official files, or their archive, from this folder.")]
+AnyData = Annotated[
+    str,
+    typer.Argument(
+        help="A dataset's name, or your own data: an .npz file, a folder of images, module:function."
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", help="The data folder; else FEDSPD_DATA, else ~/.cache/fedspd."),
+]
+From = Annotated[
+    Path | None,
+    typer.Option("--from", help="Take the official files, or their archive, from this folder."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 
 
@@ -43,13 +56,25 @@ def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
 def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
     """Download a dataset from its official place, or take files that you have."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TransferSpeedColumn,
+    )
 
     from fedspd.data import download
     from fedspd.data.sources import home, lookup
 
     tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bars:
 
         def show(file: str, done: int, total: int | None) -> None:
@@ -60,7 +85,9 @@ def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
         remarks = download.get(name, folder, from_folder, show)
     for remark in remarks:
         typer.echo(remark, err=True)
-    typer.echo(f"{name} is ready in {home(name, folder)}." if lookup(name).files else f"{name} is ready.")
+    typer.echo(
+        f"{name} is ready in {home(name, folder)}." if lookup(name).files else f"{name} is ready."
+    )
 
 
 @app.command()
@@ -74,7 +101,10 @@ def info(name: AnyData, folder: Folder = None, as_json: Json = False) -> None:
     for key, value in facts.items():
         typer.echo(f"{key:<9}{_cell(value)}")
     _print_table(
-        [{"class": label, "train": train, "test": test} for label, (train, test) in enumerate(zip(*histogram.values(), strict=True))]
+        [
+            {"class": label, "train": train, "test": test}
+            for label, (train, test) in enumerate(zip(*histogram.values(), strict=True))
+        ]
     )
 
 
@@ -95,7 +125,10 @@ def _facts(name: str, folder: Path | None) -> dict[str, Any]:
         "shape": source.shape,
         "classes": source.classes,
         "sha256": fingerprint(source),
-        "per_class": {part: np.bincount(y, minlength=source.classes).tolist() if source.classes else [] for part, y in labels.items()},
+        "per_class": {
+            part: np.bincount(y, minlength=source.classes).tolist() if source.classes else []
+            for part, y in labels.items()
+        },
     }
 
 

@@ -29,36 +29,83 @@ app.add_typer(network.app, name="network")
 app.add_typer(topology.app, name="topology")
 app.add_typer(node.app, name="node")
 
-Settings = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="a TOML file, then values on top of it")]
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(version("fedspd"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="print the version and exit"
+        ),
+    ] = False,
+) -> None:
+    """Train a personalised model for every device of a network that has no server."""
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="a TOML file, then values on top of it"),
+]
 Workers = Annotated[int, typer.Option(min=1, help="processes; results do not depend on it")]
-AsJson = Annotated[bool, typer.Option("--json", help="end with one line of JSON on standard output")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="end with one line of JSON on standard output")
+]
 Methods = Annotated[str | None, typer.Option(help="names with commas between them; default: all")]
 Seeds = Annotated[int, typer.Option(help="repetitions, each with a split and a graph of its own")]
-Together = Annotated[Path | None, typer.Option("--out", help="folder of all runs and the report; the same one again continues it")]
+VmapTrainer = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="folder of all runs and the report; the same one again continues it"
+    ),
+]
 
 
 @app.command(epilog=EXIT_CODES)
 def run(
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="run folder; default: a new one in runs/")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; default: a new one in runs/")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="continue the run in this folder")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="processes; default: one per core; results do not depend on it")] = None,
-    engine: Annotated[str, typer.Option(help="processes of this machine, or ray: actors on a cluster")] = "processes",
-    address: Annotated[str | None, typer.Option(help="of a Ray cluster: auto, or HOST:PORT; default: one of its own, here")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files into the run folder")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only estimate memory, bytes, gradient steps and time")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="processes; default: one per core; results do not depend on it"),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="processes of this machine, or ray: actors on a cluster")
+    ] = "processes",
+    address: Annotated[
+        str | None,
+        typer.Option(help="of a Ray cluster: auto, or HOST:PORT; default: one of its own, here"),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="also write TensorBoard files into the run folder")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only estimate memory, bytes, gradient steps and time")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every client of a network as a config says."""
-    from fedspd.cli import commands
+    from fedspd.cli import running
 
     if dry_run and resume is not None:
-        raise ConfigError("--dry-run estimates a run that has not begun: leave --resume out, and give the config of the run.")
+        raise ConfigError(
+            "--dry-run estimates a run that has not begun: leave --resume out, and give the config of the run."
+        )
     if dry_run:
-        commands.dry_run(settings or [], workers or CORES, as_json)
+        running.dry_run(settings or [], workers or CORES, as_json)
     else:
         workers = CORES if workers is None and engine == "processes" else workers
-        commands.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
+        running.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -66,14 +113,14 @@ def compare(
     settings: Settings = None,
     methods: Methods = None,
     seeds: Seeds = 3,
-    out: Together = None,
+    out: VmapTrainer = None,
     workers: Workers = CORES,
     as_json: AsJson = False,
 ) -> None:
     """Several methods on the same data, graph and budget, over several seeds, with a report."""
-    from fedspd.cli import compare
+    from fedspd.cli import comparison
 
-    compare.compare(settings or [], methods, seeds, out, workers, as_json)
+    comparison.compare(settings or [], methods, seeds, out, workers, as_json)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -81,26 +128,31 @@ def sweep(
     settings: Settings = None,
     methods: Methods = None,
     seeds: Seeds = 3,
-    out: Together = None,
+    out: VmapTrainer = None,
     workers: Workers = CORES,
     as_json: AsJson = False,
 ) -> None:
     """The same for every point of a grid: a key with several values, as topology.degree=2,4,6, is swept."""
-    from fedspd.cli import compare
+    from fedspd.cli import comparison
 
-    compare.sweep(settings or [], methods, seeds, out, workers, as_json)
+    comparison.sweep(settings or [], methods, seeds, out, workers, as_json)
 
 
 @app.command(epilog=EXIT_CODES)
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of compare and sweep")],
-    out: Annotated[Path | None, typer.Option(help="folder; default: that of the one comparison, else ./report")] = None,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="run folders, or folders of compare and sweep"),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="folder; default: that of the one comparison, else ./report")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The report of any runs, from their records alone."""
-    from fedspd.cli import compare
+    from fedspd.cli import comparison
 
-    compare.report(runs, out, as_json)
+    comparison.report(runs, out, as_json)
 
 
 @app.command()
@@ -110,23 +162,30 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """FedSPD against training alone, on the handwritten digits that come with scikit-learn."""
-    from fedspd.cli import commands
+    from fedspd.cli import running
 
-    commands.demo(out, workers, as_json)
+    running.demo(out, workers, as_json)
 
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """The methods, with their options."""
-    from fedspd.cli import commands
+    from fedspd.cli import running
 
-    commands.methods(as_json)
+    running.methods(as_json)
 
 
 @app.command()
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="half a minute, whose numbers mean little")] = False,
-    peers: Annotated[bool, typer.Option("--peers", help="instead: a round of eight real peers against the simulator's")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="half a minute, whose numbers mean little")
+    ] = False,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers", help="instead: a round of eight real peers against the simulator's"
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """How fast this machine trains: ratios to a plain torch loop, each with its target."""
@@ -138,14 +197,18 @@ def bench(
 @app.command(epilog=EXIT_CODES)
 def up(
     settings: Settings = None,
-    nodes: Annotated[int | None, typer.Option(min=2, help="how many peers; default: the config's clients")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder of the network; the same one again continues it")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=2, help="how many peers; default: the config's clients")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the network; the same one again continues it")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """A whole network of real peers on this machine, one process each, over mutual TLS."""
-    from fedspd.cli import up
+    from fedspd.cli import local_network
 
-    up.up(settings or [], nodes, out, as_json)
+    local_network.up(settings or [], nodes, out, as_json)
 
 
 def main() -> None:
@@ -164,7 +227,11 @@ def guarded(arguments: list[str]) -> int:
     except FedspdError as error:
         return _refuse(str(error), error.exit_code, arguments)
     except typer.TyperException as slip:
-        return _refuse(slip.format_message(), slip.exit_code, arguments) if slip.format_message() else slip.exit_code  # else it was help
+        return (
+            _refuse(slip.format_message(), slip.exit_code, arguments)
+            if slip.format_message()
+            else slip.exit_code
+        )  # else it was help
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

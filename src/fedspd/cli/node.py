@@ -12,13 +12,27 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="One peer on this device: run it, watch it, take its model.", no_args_is_help=True)
+app = typer.Typer(
+    help="One peer on this device: run it, watch it, take its model.", no_args_is_help=True
+)
 
 Bundle = Annotated[Path, typer.Option(help="the node's folder, as 'fedspd network create' made it")]
-State = Annotated[Path | None, typer.Option(help="where the node keeps its rounds; default: state/ in the bundle")]
-Data = Annotated[str | None, typer.Option(help="the device's own examples, as .npz; default: those that a simulation would deal")]
-Listen = Annotated[str | None, typer.Option(help="host:port to listen on, if it is not where the neighbours call")]
-StatusPort = Annotated[int, typer.Option(min=0, max=65535, help="of /health, /status and /metrics on this machine; 0: any")]
+State = Annotated[
+    Path | None, typer.Option(help="where the node keeps its rounds; default: state/ in the bundle")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="the device's own examples, as .npz; default: those that a simulation would deal"
+    ),
+]
+Listen = Annotated[
+    str | None, typer.Option(help="host:port to listen on, if it is not where the neighbours call")
+]
+StatusPort = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="of /health, /status and /metrics on this machine; 0: any"),
+]
 
 
 class LogFormat(StrEnum):
@@ -27,10 +41,17 @@ class LogFormat(StrEnum):
 
 
 Log = Annotated[LogFormat, typer.Option(help="lines for people, or one JSON object a line")]
-Plaintext = Annotated[bool, typer.Option("--insecure-plaintext", help="only for a network created so: no encryption, no identity")]
+Plaintext = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-plaintext", help="only for a network created so: no encryption, no identity"
+    ),
+]
 
 
-@app.command(epilog="Exit codes: 0 done, or left as told; 1 failed; 2 refused (bundle, data, folder, disk).")
+@app.command(
+    epilog="Exit codes: 0 done, or left as told; 1 failed; 2 refused (bundle, data, folder, disk)."
+)
 def run(
     bundle: Bundle,
     data: Data = None,
@@ -42,9 +63,16 @@ def run(
 ) -> None:
     """Train with the neighbours until every round is done. SIGTERM finishes the step, commits and leaves."""
     with running(log):
-        from fedspd.node import start
+        from fedspd.node.host import start
 
-        start.run(bundle, data=data, state=state, listen=listen, status_port=status_port, insecure_plaintext=insecure_plaintext)
+        start.run(
+            bundle,
+            data=data,
+            state=state,
+            listen=listen,
+            status_port=status_port,
+            insecure_plaintext=insecure_plaintext,
+        )
 
 
 @contextmanager
@@ -58,18 +86,26 @@ def running(log: LogFormat) -> Iterator[None]:
 
 
 @app.command()
-def status(bundle: Bundle, state: State = None, as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
+def status(
+    bundle: Bundle,
+    state: State = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
     """Round, neighbours, mixture, bytes and the last errors of a node."""
-    from fedspd.node.shown import show, status_of
+    from fedspd.cli.node_status import show, status_of
 
     found = status_of(state or bundle / "state")
     print(json.dumps(found)) if as_json else show(found)
 
 
 @app.command()
-def export(bundle: Bundle, to: Annotated[Path, typer.Option(help="model.onnx or model.safetensors")], state: State = None) -> None:
+def export(
+    bundle: Bundle,
+    to: Annotated[Path, typer.Option(help="model.onnx or model.safetensors")],
+    state: State = None,
+) -> None:
     """The node's own model as a file for other programs."""
-    from fedspd.node import export
+    from fedspd.node.host import export
 
     export.export(bundle, to, state)
     print(to)
@@ -81,13 +117,15 @@ def predict(
     data: Annotated[Path, typer.Option(help="an .npz file with the array x")],
     out: Annotated[
         Path | None,
-        typer.Option(help="write the scores here, as .npz with the array y; default: print the classes, or a regression's values"),
+        typer.Option(
+            help="write the scores here, as .npz with the array y; default: print the classes, or a regression's values"
+        ),
     ] = None,
     state: State = None,
 ) -> None:
     """What the node's own model says of some examples."""
-    from fedspd.node import export
-    from fedspd.node.start import manifest_of
+    from fedspd.node.host import export
+    from fedspd.node.host.bundle import manifest_of
 
     scores = export.predict(bundle, data, state)
     if out is not None:
@@ -96,7 +134,11 @@ def predict(
         return
     classes = manifest_of(bundle).classes
     for score in scores:
-        print(int(score.argmax()) if classes else " ".join(f"{value:.6g}" for value in score.flatten().tolist()))
+        print(
+            int(score.argmax())
+            if classes
+            else " ".join(f"{value:.6g}" for value in score.flatten().tolist())
+        )
 
 
 class JsonLines(logging.Formatter):
@@ -110,7 +152,11 @@ class JsonLines(logging.Formatter):
 
 def start_logging(kind: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if kind is LogFormat.json else logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(
+        JsonLines()
+        if kind is LogFormat.json
+        else logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+    )
     logger = logging.getLogger("fedspd")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -4,32 +4,59 @@ import sys
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
-from fedspd.record import Json
+from fedspd.storage.atomic import Json
 
 
-class Progress:
+class RunProgress:
     def __init__(self, as_json: bool = False) -> None:
         self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-        self.bar = Bar(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.console)
+        columns = (
+            TextColumn("{task.description:>10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self.bar = Bar(
+            *columns,
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
         self.live = self.console.is_terminal and not as_json
         self.rounds, self.method, self.told = 0, "", -1
         self.alarms: set[str] = set()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "RunProgress":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.live:
             self.bar.stop()
 
     def listen(self, event: Json) -> None:
         if event["event"] == "start":
             self.rounds, self.method = event["rounds"], event["method"]
-            self.task = self.bar.add_task(event["method"], total=self.rounds, completed=min(event["round"], self.rounds), note="")
+            self.task = self.bar.add_task(
+                event["method"],
+                total=self.rounds,
+                completed=min(event["round"], self.rounds),
+                note="",
+            )
             if self.live:
                 self.bar.start()
             return
@@ -44,14 +71,20 @@ class Progress:
         kind = alarm.split(" at ")[0]
         if kind not in self.alarms:
             self.alarms.add(kind)
-            self.console.print(f"round {round}: {alarm}", style="yellow", markup=False, highlight=False)
+            self.console.print(
+                f"round {round}: {alarm}", style="yellow", markup=False, highlight=False
+            )
 
     def _line(self, event: Json) -> None:
         """About ten lines for a run, however long."""
         tenth = 10 * event["round"] // (self.rounds + 1)
         if tenth > self.told and "accuracy" in event:
             self.told = tenth
-            place = "at the end" if event["event"] == "final" else f"round {event['round']} of {self.rounds}"
+            place = (
+                "at the end"
+                if event["event"] == "final"
+                else f"round {event['round']} of {self.rounds}"
+            )
             print(f"{self.method}, {place}: {note_of(event)}", file=sys.stderr, flush=True)
 
 

@@ -26,10 +26,17 @@ def topology() -> None:
 def show(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A config file, and keys such as topology.kind=rgg clients=50 seed=1."),
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A config file, and keys such as topology.kind=rgg clients=50 seed=1.",
+        ),
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the graph into this file: .png, .pdf or .svg.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the graph into this file: .png, .pdf or .svg.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON instead of tables.")
+    ] = False,
 ) -> None:
     """Show degree, diameter, spectral gap and consensus rate of the graph that a run would start with."""
     from json import dumps
@@ -38,11 +45,11 @@ def show(
 
     from fedspd import config
     from fedspd.core.keys import Key
-    from fedspd.topology import build, describe
+    from fedspd.topology import build_topology, describe
 
     settings = config.load(*_path_and_overrides(words or []))
     key = Key(settings.seed)
-    built = build(settings.topology.options(), settings.clients, key)
+    built = build_topology(settings.topology.options(), settings.clients, key)
     graph = built.at(1)
     if figure:
         _draw(graph, figure)
@@ -50,7 +57,12 @@ def show(
     if json:
         typer.echo(dumps(facts))
     else:
-        Console().print(_facts_table(facts), _degree_table(graph), *(f"Note: {note}." for note in facts["notes"]), sep="\n")
+        Console().print(
+            _facts_table(facts),
+            _degree_table(graph),
+            *(f"Note: {note}." for note in facts["notes"]),
+            sep="\n",
+        )
 
 
 def _path_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:
@@ -58,21 +70,34 @@ def _path_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:
 
     paths = [word for word in words if "=" not in word]
     if len(paths) > 1:
-        raise ConfigError(f"'{paths[1]}' is neither key=value nor the only config file, as '{paths[0]}' is one already: leave one out.")
+        raise ConfigError(
+            f"'{paths[1]}' is neither key=value nor the only config file, as '{paths[0]}' is one already: leave one out."
+        )
     return Path(paths[0]) if paths else None, [word for word in words if "=" in word]
 
 
 def _facts_table(facts: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    table = Table(title=f"Topology '{facts['kind']}', weights '{facts['weights']}'", title_justify="left", show_header=False)
+    table = Table(
+        title=f"Topology '{facts['kind']}', weights '{facts['weights']}'",
+        title_justify="left",
+        show_header=False,
+    )
     table.add_row("clients", f"{facts['clients']}")
     table.add_row("edges", f"{facts['edges']}")
-    table.add_row("degree: smallest, mean, largest", f"{facts['degree_min']}, {facts['degree_mean']:.4g}, {facts['degree_max']}")
+    table.add_row(
+        "degree: smallest, mean, largest",
+        f"{facts['degree_min']}, {facts['degree_mean']:.4g}, {facts['degree_max']}",
+    )
     table.add_row("connected", "yes" if facts["connected"] else "no")
-    table.add_row("diameter", f"{'' if facts['diameter_exact'] else 'at least '}{facts['diameter']}")
+    table.add_row(
+        "diameter", f"{'' if facts['diameter_exact'] else 'at least '}{facts['diameter']}"
+    )
     table.add_row("spectral gap", f"{facts['spectral_gap']:.4g}")
-    table.add_row(f"consensus rate p, {facts['clusters']} cluster(s)", f"{facts['consensus_rate']:.4g}")
+    table.add_row(
+        f"consensus rate p, {facts['clusters']} cluster(s)", f"{facts['consensus_rate']:.4g}"
+    )
     return table
 
 
@@ -94,14 +119,20 @@ def _degree_table(graph: "Graph") -> "Table":
 
 def _draw(graph: "Graph", path: Path) -> None:
     from fedspd.core.errors import ConfigError
-    from fedspd.report.figures import network
+    from fedspd.reporting.figures import network
 
     edges = [(i, j) for i, j in graph.edges().tolist()]
     if path.suffix.lower() not in FIGURE_KINDS:
-        raise ConfigError(f"--figure {path} has an unknown ending: expected one of {', '.join(FIGURE_KINDS)}.")
+        raise ConfigError(
+            f"--figure {path} has an unknown ending: expected one of {', '.join(FIGURE_KINDS)}."
+        )
     if len(edges) > FIGURE_EDGES:
-        raise ConfigError(f"--figure {path} would have {len(edges)} edges, too many to see: draw a graph of at most {FIGURE_EDGES}.")
+        raise ConfigError(
+            f"--figure {path} would have {len(edges)} edges, too many to see: draw a graph of at most {FIGURE_EDGES}."
+        )
     try:
         network(edges, None, graph.clients).savefig(path)
     except OSError as problem:
-        raise ConfigError(f"--figure {path} cannot be written ({problem.strerror}): give a file in a folder that exists.") from None
+        raise ConfigError(
+            f"--figure {path} cannot be written ({problem.strerror}): give a file in a folder that exists."
+        ) from None

@@ -18,7 +18,7 @@ class Block:
     """
 
     clients: Sequence[int]
-    network: int
+    network_size: int
     x: Sequence[Tensor]
     y: Sequence[Tensor]
     width: int

@@ -4,14 +4,14 @@
       ConfigError        a key of the config, or an argument: unknown, of the wrong type, or impossible
       DataError          a dataset that is missing, damaged or not as promised
       TopologyError      a graph that cannot be built, or is not connected
-      RecordError        a run folder that exists, is not one, or does not fit
-      MissingExtra       an optional dependency that is not installed
+      StorageError        a run folder that exists, is not one, or does not fit
+      MissingExtraError       an optional dependency that is not installed
       WorkerError        a worker process that ended before its work was done
       NodeError          a peer that cannot start, or cannot go on
       TransportError     a neighbour that could not be asked, or that said something of no use
-        Unreachable      nobody answered in time
-        Refused          the neighbour answered, and says why it will not do it
-        Rubbish          what came breaks a rule of the wire: its size, checksum, shape, type, sender or round
+        UnreachableError      nobody answered in time
+        RejectedError          the neighbour answered, and says why it will not do it
+        MalformedError          what came breaks a rule of the wire: its size, checksum, shape, type, sender or round
 
 A message is one sentence to a person: the key, the value, what was expected, what to do.
 The command line prints it without a traceback and ends with `exit_code`.
@@ -37,14 +37,16 @@ class TopologyError(FedspdError):
     pass
 
 
-class RecordError(FedspdError):
+class StorageError(FedspdError):
     pass
 
 
-class MissingExtra(FedspdError):
+class MissingExtraError(FedspdError):
     @classmethod
-    def of(cls, what: str, extra: str) -> "MissingExtra":
-        return cls(f"{what} needs the extra '{extra}', which is not installed: pip install 'fedspd[{extra}]'.")
+    def of(cls, what: str, extra: str) -> "MissingExtraError":
+        return cls(
+            f"{what} needs the extra '{extra}', which is not installed: pip install 'fedspd[{extra}]'."
+        )
 
 
 class WorkerError(FedspdError):
@@ -59,15 +61,15 @@ class TransportError(FedspdError):
     exit_code = 1
 
 
-class Unreachable(TransportError):
+class UnreachableError(TransportError):
     pass
 
 
-class Refused(TransportError):
+class RejectedError(TransportError):
     pass
 
 
-class Rubbish(TransportError):
+class MalformedError(TransportError):
     pass
 
 

@@ -33,7 +33,7 @@ class Exchange:
     note_C: Tensor | None = None  # a small integer that goes along with the announcement
 
 
-class Heard(NamedTuple):
+class ReceivedModel(NamedTuple):
     """One model that came from a neighbour."""
 
     client: int
@@ -44,7 +44,7 @@ class Heard(NamedTuple):
 
 class Mean(NamedTuple):
     model_CMP: Tensor
-    heard_CM: Tensor  # false where nobody, not even the client itself, offered that cluster: the mean is 0 there
+    received_CM: Tensor  # false where nobody, not even the client itself, offered that cluster: the mean is 0 there
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,25 @@ class Neighbourhood:
     """The answer to an Exchange: what each client of the block heard, itself included, in the order of client ids."""
 
     clients: NDArray[np.int64]  # [C]
-    hearer_H: NDArray[np.int64]  # row in the block
+    receiver_H: NDArray[np.int64]  # row in the block
     sender_H: NDArray[np.int64]  # row among those heard from
     sender_ids: NDArray[np.int64]  # [N] ascending
     offers: Exchange  # of the N clients heard from
     degree_C: NDArray[np.int64]  # in the whole graph
     degree_N: NDArray[np.int64]  # of the N clients heard from, in the whole graph
     rule: LinkRule = "uniform"
-    alike: bool = False  # all clients hear the same and weigh it alike: the pairs are those of the first one
+    alike: bool = (
+        False  # all clients hear the same and weigh it alike: the pairs are those of the first one
+    )
 
     @classmethod
-    def of(cls, graph: Graph, clients: Sequence[int], offers: Exchange, sender_ids: NDArray[np.int64] | None = None) -> "Neighbourhood":
+    def of(
+        cls,
+        graph: Graph,
+        clients: Sequence[int],
+        offers: Exchange,
+        sender_ids: NDArray[np.int64] | None = None,
+    ) -> "Neighbourhood":
         """Whoever is not among the sender_ids is silent and is left out. None: everybody speaks."""
         ids = np.arange(graph.clients) if sender_ids is None else sender_ids
         alike = graph.is_complete and graph.rule not in ("metropolis", "clipped")
@@ -72,7 +80,17 @@ class Neighbourhood:
             hearer, heard = hearer[speaks], heard[speaks]
         degree = graph.degree
         sender = np.searchsorted(ids, heard)
-        return cls(np.asarray(clients), hearer, sender, ids, offers, degree[list(clients)], degree[ids], graph.rule, alike)
+        return cls(
+            np.asarray(clients),
+            hearer,
+            sender,
+            ids,
+            offers,
+            degree[list(clients)],
+            degree[ids],
+            graph.rule,
+            alike,
+        )
 
     def mean(self, want_CM: Tensor) -> Mean:
         """Eq. 1: for each client, the mean of the models of each wanted cluster that were offered around it."""
@@ -83,23 +101,25 @@ class Neighbourhood:
         mean = average(self, wanted[None])
         return Mean(*(part[0][place_CM.to(part.device)] for part in mean))
 
-    def mean_or_kept(self, centers_CSP: Tensor) -> Tensor:
+    def mean_or_own(self, centers_CSP: Tensor) -> Tensor:
         """For every cluster the mean of what is heard of it; where nothing is, the client's own center."""
         all_CS = torch.arange(centers_CSP.shape[1]).expand(len(centers_CSP), -1)
         mean = self.mean(all_CS)
-        return torch.where(mean.heard_CM[:, :, None], mean.model_CMP, centers_CSP)
+        return torch.where(mean.received_CM[:, :, None], mean.model_CMP, centers_CSP)
 
-    def heard(self, c: int) -> Iterator[Heard]:
+    def heard(self, c: int) -> Iterator[ReceivedModel]:
         """The models that client c of the block received from others: those of the clusters that it wants."""
         offers, wants = self.offers, self._wants(int(self.clients[c]))
-        low, high = np.searchsorted(self.hearer_H, [0, 1] if self.alike else [c, c + 1])
+        low, high = np.searchsorted(self.receiver_H, [0, 1] if self.alike else [c, c + 1])
         for n in self.sender_H[low:high]:
             if self.sender_ids[n] == self.clients[c]:
                 continue
             note = 0 if offers.note_C is None else int(offers.note_C[n])
             for k, cluster in enumerate(offers.cluster_CK[n].tolist()):
                 if cluster in wants:
-                    yield Heard(int(self.sender_ids[n]), note, cluster, offers.model_CKP[n, k])
+                    yield ReceivedModel(
+                        int(self.sender_ids[n]), note, cluster, offers.model_CKP[n, k]
+                    )
 
     def _wants(self, client: int) -> set[int]:
         """A newcomer, which is not among those heard from, wants whatever there is."""
@@ -125,19 +145,26 @@ def robust_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
     mean = model_AP.new_zeros(matrix.shape[0], model_AP.shape[1])
     for row_R, column_RH in _rows_of_one_length(matrix, AT_ONCE // max(1, model_AP.shape[1])):
         own_RH = heard.sender_ids[column_RH // K] == heard.clients[row_R // M][:, None]
-        row, column, own = (torch.from_numpy(part).to(model_AP.device) for part in (row_R, column_RH, own_RH))
+        row, column, own = (
+            torch.from_numpy(part).to(model_AP.device) for part in (row_R, column_RH, own_RH)
+        )
         with one_thread():
             mean[row] = ROBUST[heard.rule](model_AP[column], own)
     return _as_mean(mean, matrix, want_CM)
 
 
-def _rows_of_one_length(matrix: "sparse.csr_array[np.float64]", most: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _rows_of_one_length(
+    matrix: "sparse.csr_array[np.float64]", most: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """row_R and column_RH of the rows with H entries each, for every H above 0, at most about so many entries at a time."""
     length = np.diff(matrix.indptr)
     for H in np.unique(length[length > 0]).tolist():
         rows = np.flatnonzero(length == H)
         for row_R in np.split(rows, range(step := max(1, most // H), len(rows), step)):
-            yield row_R, matrix.indices[matrix.indptr[row_R][:, None] + np.arange(H)].astype(np.int64)
+            yield (
+                row_R,
+                matrix.indices[matrix.indptr[row_R][:, None] + np.arange(H)].astype(np.int64),
+            )
 
 
 def _as_mean(mean: Tensor, matrix: "sparse.csr_array[np.float64]", want_CM: Tensor) -> Mean:
@@ -149,8 +176,10 @@ def mixing_matrix(heard: Neighbourhood, want_CM: Tensor) -> "sparse.csr_array[np
     """The rows of W: [C M, N K], each non-empty one with sum 1."""
     offered_NK, want = heard.offers.cluster_CK.cpu().numpy(), want_CM.cpu().numpy()
     (C, M), (N, K) = want.shape, offered_NK.shape
-    h, m, k = np.nonzero(offered_NK[heard.sender_H][:, None, :] == want[heard.hearer_H][:, :, None])
-    hearer, sender = heard.hearer_H[h], heard.sender_H[h]
+    h, m, k = np.nonzero(
+        offered_NK[heard.sender_H][:, None, :] == want[heard.receiver_H][:, :, None]
+    )
+    hearer, sender = heard.receiver_H[h], heard.sender_H[h]
     row = hearer * M + m
     link = _links(heard, hearer, sender, k, row)
     share = link / np.bincount(row, link)[row]
@@ -160,12 +189,18 @@ def mixing_matrix(heard: Neighbourhood, want_CM: Tensor) -> "sparse.csr_array[np
 
 
 def _links(
-    heard: Neighbourhood, hearer: NDArray[np.int64], sender: NDArray[np.int64], k: NDArray[np.int64], row: NDArray[np.int64]
+    heard: Neighbourhood,
+    hearer: NDArray[np.int64],
+    sender: NDArray[np.int64],
+    k: NDArray[np.int64],
+    row: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """How much each heard model counts, before a row is made to sum to 1."""
     if heard.rule == "examples":
         link = heard.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
-        return np.where(np.bincount(row, link)[row] > 0, link, 1.0)  # no example behind any of a row: all alike
+        return np.where(
+            np.bincount(row, link)[row] > 0, link, 1.0
+        )  # no example behind any of a row: all alike
     if heard.rule != "metropolis":
         return np.ones(len(sender))
     link = 1.0 / (1.0 + np.maximum(heard.degree_C[hearer], heard.degree_N[sender]))
@@ -178,6 +213,11 @@ def _times(matrix: "sparse.csr_array[np.float64]", dense: Tensor) -> Tensor:
     if dense.device.type == "cpu":
         numbers = dense.detach().contiguous().numpy()
         return torch.from_numpy(matrix.astype(numbers.dtype) @ numbers)
-    start, column, share = (torch.from_numpy(part).to(dense.device) for part in (matrix.indptr, matrix.indices, matrix.data))
-    rows: Tensor = torch.sparse_csr_tensor(start, column, share.to(dense.dtype), matrix.shape) @ dense
+    start, column, share = (
+        torch.from_numpy(part).to(dense.device)
+        for part in (matrix.indptr, matrix.indices, matrix.data)
+    )
+    rows: Tensor = (
+        torch.sparse_csr_tensor(start, column, share.to(dense.dtype), matrix.shape) @ dense
+    )
     return rows

@@ -32,9 +32,15 @@ class Graph:
 
     @classmethod
     def from_edges(
-        cls, n: int, edges: Iterable[tuple[int, int]] | NDArray[np.int64], rule: LinkRule = "uniform", server: bool = False
+        cls,
+        n: int,
+        edges: Iterable[tuple[int, int]] | NDArray[np.int64],
+        rule: LinkRule = "uniform",
+        server: bool = False,
     ) -> "Graph":
-        pair = np.array(edges if isinstance(edges, np.ndarray) else list(edges), dtype=np.int64).reshape(-1, 2)
+        pair = np.array(
+            edges if isinstance(edges, np.ndarray) else list(edges), dtype=np.int64
+        ).reshape(-1, 2)
         pair = pair[pair[:, 0] != pair[:, 1]]
         own = np.arange(n, dtype=np.int64)
         hearer = np.concatenate([own, pair[:, 0], pair[:, 1]])
@@ -54,12 +60,20 @@ class Graph:
 
     @property
     def offset(self) -> Ints:
-        return np.arange(self.clients + 1, dtype=np.int64) * self.clients if self.lists is None else self.lists[0]
+        return (
+            np.arange(self.clients + 1, dtype=np.int64) * self.clients
+            if self.lists is None
+            else self.lists[0]
+        )
 
     @property
     def member(self) -> Ints:
         """Of a complete graph N x N numbers, made anew."""
-        return np.tile(np.arange(self.clients, dtype=np.int64), self.clients) if self.lists is None else self.lists[1]
+        return (
+            np.tile(np.arange(self.clients, dtype=np.int64), self.clients)
+            if self.lists is None
+            else self.lists[1]
+        )
 
     @property
     def degree(self) -> Ints:
@@ -76,13 +90,13 @@ class Graph:
         return np.setdiff1d(self.closed(i), [i], assume_unique=True)
 
     def pairs(self, clients: Sequence[int] | Ints) -> tuple[Ints, Ints]:
-        """hearer_H, the place of each hearer among these clients, ascending, and heard_H, whom it hears, ascending too."""
+        """receiver_H, the place of each hearer among these clients, ascending, and heard_H, whom it hears, ascending too."""
         ids = np.asarray(clients, dtype=np.int64)
         count = self.degree[ids] + 1
-        hearer_H = np.repeat(np.arange(len(ids)), count)
+        receiver_H = np.repeat(np.arange(len(ids)), count)
         first = self.offset[ids] - (np.cumsum(count) - count)
-        place_H = np.arange(len(hearer_H)) + first[hearer_H]
-        return hearer_H, place_H % self.clients if self.lists is None else self.lists[1][place_H]
+        place_H = np.arange(len(receiver_H)) + first[receiver_H]
+        return receiver_H, place_H % self.clients if self.lists is None else self.lists[1][place_H]
 
     def edges(self) -> Ints:
         """Every edge once, as rows (i, j) with i < j."""

@@ -25,7 +25,9 @@ class Key:
 
     def number(self) -> int:
         """63 bits that belong to this name."""
-        names = tuple(name if isinstance(name, str) else int(name) for name in self.names)  # numpy's numbers have another repr
+        names = tuple(
+            name if isinstance(name, str) else int(name) for name in self.names
+        )  # numpy's numbers have another repr
         name = repr((int(self.seed), int(self.round), names)).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
@@ -17,23 +16,32 @@ from torch import Tensor, nn
 
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
-from fedspd.core.vmapped import Together
+from fedspd.core.options import Options
+from fedspd.core.vmapped import VmapTrainer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 EVALUATION_BATCH = 512
 
 
-@dataclass(frozen=True)
-class Sgd:
+class TrainingOptions(Options):
     """How every method trains; the paper's values."""
 
     lr: Annotated[float, Field(gt=0, description="learning rate of the first round (eta)")] = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum, started anew in every local training")] = 0.5
-    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, as in torch.optim.SGD")] = 0.0
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, description="momentum, started anew in every local training")
+    ] = 0.5
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, as in torch.optim.SGD")] = (
+        0.0
+    )
     batch: Annotated[int, Field(ge=1, description="examples in a step")] = 50
     epochs: Annotated[int, Field(ge=1, description="local epochs in a round (tau)")] = 5
-    first_round: Annotated[int, Field(ge=1, description="times the local epochs in round 1, for every method alike")] = 2
-    decay: Annotated[float, Field(gt=0, le=1, description="factor on the learning rate (CIFAR in the paper: 0.85)")] = 0.8
+    first_round_factor: Annotated[
+        int, Field(ge=1, description="times the local epochs in round 1, for every method alike")
+    ] = 2
+    decay: Annotated[
+        float,
+        Field(gt=0, le=1, description="factor on the learning rate (CIFAR in the paper: 0.85)"),
+    ] = 0.8
     decay_every: Annotated[int, Field(ge=1, description="rounds between two decays")] = 5
 
     def rate(self, round: int) -> float:
@@ -41,7 +49,7 @@ class Sgd:
 
     def rates(self, round: int) -> list[float]:
         """The learning rate of every local epoch of a round."""
-        return [self.rate(round)] * (self.epochs * (self.first_round if round == 1 else 1))
+        return [self.rate(round)] * (self.epochs * (self.first_round_factor if round == 1 else 1))
 
     def final_rates(self, epochs: int, part: float = 0.5, decay: float = 0.8) -> list[float]:
         """Of epochs after the last round, which have a schedule of their own: what decay has left by then may be next to nothing."""
@@ -58,7 +66,7 @@ class Slot(NamedTuple):
     integer: bool
 
 
-class Lesson(NamedTuple):
+class LocalUpdate(NamedTuple):
     """One client's local training."""
 
     x: Tensor
@@ -74,7 +82,11 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 
 def squared_error(output: Tensor, y: Tensor) -> Tensor:
-    return (output - y).square().flatten(1).sum(1) / 2 if output.ndim > 1 else (output - y).square() / 2
+    return (
+        (output - y).square().flatten(1).sum(1) / 2
+        if output.ndim > 1
+        else (output - y).square() / 2
+    )
 
 
 class Learner:
@@ -83,12 +95,12 @@ class Learner:
     def __init__(
         self,
         factory: Callable[[], nn.Module],
-        sgd: Sgd | None = None,
+        training: TrainingOptions | None = None,
         loss: Loss = cross_entropy,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.factory, self.sgd, self.loss = factory, sgd or Sgd(), loss
+        self.factory, self.training, self.loss = factory, training or TrainingOptions(), loss
         self.device, self.dtype = torch.device(device), dtype
         self.seconds: dict[str, float] = defaultdict(float)
         self.steps = 0
@@ -97,8 +109,14 @@ class Learner:
         self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
         self.module.eval()  # now the module's mode is that of its layers
         self._lay_out()
-        self.norms = [layer for layer in self.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        self.together = None if self.device.type == "cpu" else Together(self)  # by a rule: a timing may come out otherwise next time
+        self.norms = [
+            layer
+            for layer in self.module.modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
+        self.together = (
+            None if self.device.type == "cpu" else VmapTrainer(self)
+        )  # by a rule: a timing may come out otherwise next time
 
     @property
     def classifies(self) -> bool:
@@ -107,8 +125,15 @@ class Learner:
     # ---- a module as a vector
 
     def _lay_out(self) -> None:
-        parameters = sorted(self.module.parameters(), key=lambda p: not p.requires_grad)  # a tied one counts once
-        buffers = [(owner, name, b) for owner in self.module.modules() for name, b in owner._buffers.items() if b is not None]
+        parameters = sorted(
+            self.module.parameters(), key=lambda p: not p.requires_grad
+        )  # a tied one counts once
+        buffers = [
+            (owner, name, b)
+            for owner in self.module.modules()
+            for name, b in owner._buffers.items()
+            if b is not None
+        ]
         self.weights = sum(p.numel() for p in parameters if p.requires_grad)
         self.size = sum(p.numel() for p in parameters) + sum(b.numel() for _, _, b in buffers)
         self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
@@ -120,7 +145,10 @@ class Learner:
             if p.requires_grad:
                 p.grad = self.view(self.gradient, start, p)
             start += p.numel()
-        self.buffers = [self._adopt(owner, name, b, at) for (owner, name, b), at in zip(buffers, _starts(start, buffers), strict=True)]
+        self.buffers = [
+            self._adopt(owner, name, b, at)
+            for (owner, name, b), at in zip(buffers, _starts(start, buffers), strict=True)
+        ]
 
     def view(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
         """Convolution weights lie in channels-last order, which the CPU's kernels read faster."""
@@ -146,13 +174,17 @@ class Learner:
             if slot.integer:
                 buffer.copy_(slot.view.round())
             else:
-                slot.owner._buffers[slot.name] = slot.view  # the module may have put a new tensor in its place
+                slot.owner._buffers[slot.name] = (
+                    slot.view
+                )  # the module may have put a new tensor in its place
 
     def store(self) -> Tensor:
         for slot in self.buffers:
             buffer = slot.owner._buffers[slot.name]
             assert buffer is not None
-            if buffer is not slot.view:  # an integer, or a module that put a new tensor in place of its buffer
+            if (
+                buffer is not slot.view
+            ):  # an integer, or a module that put a new tensor in place of its buffer
                 slot.view.copy_(buffer)
         return self.flat.clone()
 
@@ -163,14 +195,21 @@ class Learner:
         with torch.no_grad():
             for own, drawn in zip(self.module.parameters(), fresh.parameters(), strict=True):
                 own.copy_(drawn)
-            for slot, new in zip(self.buffers, [b for m in fresh.modules() for b in m._buffers.values() if b is not None], strict=True):
+            for slot, new in zip(
+                self.buffers,
+                [b for m in fresh.modules() for b in m._buffers.values() if b is not None],
+                strict=True,
+            ):
                 slot.view.copy_(new)
         return self.flat.clone()
 
     def export(self, model_P: Tensor) -> dict[str, Tensor]:
         """The model under the names of its own state_dict, in the default memory layout."""
         self.load(model_P)
-        return {name: tensor.detach().contiguous().clone() for name, tensor in self.module.state_dict().items()}
+        return {
+            name: tensor.detach().contiguous().clone()
+            for name, tensor in self.module.state_dict().items()
+        }
 
     def as_module(self, model_P: Tensor) -> nn.Module:
         """The model as an ordinary module; the caller's own random draws stay as they were."""
@@ -200,42 +239,70 @@ class Learner:
         only_CE      train on these examples alone
         weight_CE    weight of every example's loss
         anchor_CP    add pull_C/2 ||model - anchor||^2 to the loss
-        momentum     default: sgd.momentum
+        momentum     default: training.momentum
         """
-        rates = self.sgd.rates(key.round) if rates is None else rates
-        momentum = self.sgd.momentum if momentum is None else momentum
+        rates = self.training.rates(key.round) if rates is None else rates
+        momentum = self.training.momentum if momentum is None else momentum
 
-        def lesson(c: int) -> Lesson:
-            every = slice(len(data.y[c])) if only_CE is None else only_CE[c, : len(data.y[c])].nonzero()[:, 0]
+        def lesson(c: int) -> LocalUpdate:
+            every = (
+                slice(len(data.y[c]))
+                if only_CE is None
+                else only_CE[c, : len(data.y[c])].nonzero()[:, 0]
+            )
             weight = None if weight_CE is None else weight_CE[c, every].to(self.dtype)
-            pull = None if anchor_CP is None or pull_C is None else (anchor_CP[c, : self.weights], float(pull_C[c]))
-            return Lesson(data.x[c][every], data.y[c][every], weight, pull, rates, momentum)
+            pull = (
+                None
+                if anchor_CP is None or pull_C is None
+                else (anchor_CP[c, : self.weights], float(pull_C[c]))
+            )
+            return LocalUpdate(data.x[c][every], data.y[c][every], weight, pull, rates, momentum)
 
         with self.timed("train"), one_thread():
             if self.together is not None:
-                return self._train_together(self.together, model_CP, [lesson(c) for c in range(len(data))], data.clients, key)
+                return self._train_together(
+                    self.together,
+                    model_CP,
+                    [lesson(c) for c in range(len(data))],
+                    data.clients,
+                    key,
+                )
             trained_CP = torch.empty(model_CP.shape, dtype=self.dtype, device=self.device)
             for c, client in enumerate(data.clients):
                 trained_CP[c] = self._train_client(model_CP[c], lesson(c), key.of(client))
         return trained_CP
 
-    def _train_together(self, together: Together, model_CP: Tensor, lessons: list[Lesson], clients: Sequence[int], key: Key) -> Tensor:
+    def _train_together(
+        self,
+        together: VmapTrainer,
+        model_CP: Tensor,
+        lessons: list[LocalUpdate],
+        clients: Sequence[int],
+        key: Key,
+    ) -> Tensor:
         """As one by one, but for dropout, whose draws are those of the block."""
-        steps = [self._batches(lesson, key.of(client)) for lesson, client in zip(lessons, clients, strict=True)]
+        steps = [
+            self._batches(lesson, key.of(client))
+            for lesson, client in zip(lessons, clients, strict=True)
+        ]
         with keyed_randomness(key.of("dropout"), self.device):
             return together.train(model_CP, lessons, steps)
 
-    def _batches(self, lesson: Lesson, key: Key) -> Iterator[tuple[float, Tensor]]:
+    def _batches(self, lesson: LocalUpdate, key: Key) -> Iterator[tuple[float, Tensor]]:
         """Learning rate and rows of every step of a client's local training."""
-        return _batches(len(lesson.y), self.sgd.batch, lesson.rates, key.of("order"))
+        return _batches(len(lesson.y), self.training.batch, lesson.rates, key.of("order"))
 
-    def _train_client(self, model_P: Tensor, lesson: Lesson, key: Key) -> Tensor:
+    def _train_client(self, model_P: Tensor, lesson: LocalUpdate, key: Key) -> Tensor:
         self.load(model_P)
         velocity = torch.zeros_like(self.gradient)
         with keyed_randomness(key.of("dropout"), self.device):
             self._set_mode(training=True)
             for rate, batch in self._batches(lesson, key):
-                self._gradient(lesson.x[batch], lesson.y[batch], None if lesson.weight is None else lesson.weight[batch])
+                self._gradient(
+                    lesson.x[batch],
+                    lesson.y[batch],
+                    None if lesson.weight is None else lesson.weight[batch],
+                )
                 if lesson.pull is not None:
                     anchor, strength = lesson.pull
                     self.gradient.add_(self.flat[: self.weights] - anchor, alpha=strength)
@@ -257,14 +324,18 @@ class Learner:
 
     def _step(self, velocity: Tensor, rate: float, momentum: float) -> None:
         weights = self.flat[: self.weights]
-        if self.sgd.weight_decay:
-            self.gradient.add_(weights, alpha=self.sgd.weight_decay)
+        if self.training.weight_decay:
+            self.gradient.add_(weights, alpha=self.training.weight_decay)
         velocity.mul_(momentum).add_(self.gradient)
         weights.sub_(velocity, alpha=rate)
 
     def _batch(self, x: Tensor) -> Tensor:
         x = x.to(device=self.device, dtype=self.dtype)
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
+        return (
+            x.contiguous(memory_format=torch.channels_last)
+            if self.channels_last and x.ndim == 4
+            else x
+        )
 
     # ---- evaluation
 
@@ -273,7 +344,9 @@ class Learner:
         self.load(model_P)
         self._set_mode(training=False)
         with one_thread():
-            return torch.cat([self.module(self._batch(piece)) for piece in torch.split(x, EVALUATION_BATCH)])
+            return torch.cat(
+                [self.module(self._batch(piece)) for piece in torch.split(x, EVALUATION_BATCH)]
+            )
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
         """losses_CSE: the loss of every model of a client on every example of its own; 0 where there is no example."""
@@ -285,7 +358,9 @@ class Learner:
             for c in range(C):
                 y = data.y[c].to(self.device)
                 for s in range(S):
-                    losses[c, s, : len(y)] = self.loss(self.outputs(model_CSP[c, s], data.x[c]), y).cpu()
+                    losses[c, s, : len(y)] = self.loss(
+                        self.outputs(model_CSP[c, s], data.x[c]), y
+                    ).cpu()
         return losses
 
     @contextmanager
@@ -312,7 +387,9 @@ def _batches(n: int, size: int, rates: Sequence[float], key: Key) -> Iterator[tu
 def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
     """torch's global generator, which dropout and initialisers use, speaks for this key and is put back afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(key.number())  # torch.manual_seed also notes the call, at length, for devices not in use
+        torch.default_generator.manual_seed(
+            key.number()
+        )  # torch.manual_seed also notes the call, at length, for devices not in use
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(key.number())

@@ -28,7 +28,9 @@ class Traffic:
 
     @property
     def point_to_point_bytes(self) -> int:
-        return len(self.transfer_T3) * self.model_bytes + self.announcements * self.announcement_bytes
+        return (
+            len(self.transfer_T3) * self.model_bytes + self.announcements * self.announcement_bytes
+        )
 
     @property
     def multicast_bytes(self) -> int:
@@ -44,7 +46,9 @@ class Traffic:
         }
 
 
-def traffic(graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int) -> Traffic:
+def traffic(
+    graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int
+) -> Traffic:
     announcement = HEADER + CLUSTER * (cluster_NK.shape[1] + want_NM.shape[1])
     if graph.server:
         return _star_traffic(cluster_NK, want_NM, model_bytes, announcement)
@@ -58,11 +62,17 @@ def traffic(graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int
     return Traffic(transfer, copies, edge.shape[1], announcement, model_bytes)
 
 
-def _star_traffic(cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int, announcement: int) -> Traffic:
+def _star_traffic(
+    cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int, announcement: int
+) -> Traffic:
     """Everybody sends its models up; the server sends each client the means that it wants, and can multicast them."""
     sender, k = np.nonzero(cluster_NK != NOTHING)
     receiver, m = np.nonzero(np.isin(want_NM, cluster_NK))
     up, down = cluster_NK[sender, k], want_NM[receiver, m]
     server_up, server_down = np.full(len(up), SERVER), np.full(len(down), SERVER)
-    transfer = np.concatenate([np.stack([sender, server_up, up], axis=1), np.stack([server_down, receiver, down], axis=1)])
-    return Traffic(transfer, len(up) + len(np.unique(down)), len(cluster_NK), announcement, model_bytes)
+    transfer = np.concatenate(
+        [np.stack([sender, server_up, up], axis=1), np.stack([server_down, receiver, down], axis=1)]
+    )
+    return Traffic(
+        transfer, len(up) + len(np.unique(down)), len(cluster_NK), announcement, model_bytes
+    )

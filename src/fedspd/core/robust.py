@@ -42,7 +42,9 @@ def clipped(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
     length_RH = torch.where(length_RH.isfinite(), length_RH, torch.inf)
     others_R = H - present_R.int()
     middle_R = present_R.int() + (others_R - 1).div(2, rounding_mode="floor")
-    limit_R = length_RH.masked_fill(own_RH, -1).sort(1).values[rows, middle_R].clamp(min=0)  # one's own comes first
+    limit_R = (
+        length_RH.masked_fill(own_RH, -1).sort(1).values[rows, middle_R].clamp(min=0)
+    )  # one's own comes first
     scale_RH = torch.where(length_RH <= limit_R[:, None], 1, limit_R[:, None] / length_RH)
     moved_RHP = torch.where(length_RH.isfinite()[:, :, None], scale_RH[:, :, None] * apart_RHP, 0)
     return base_RP + _sum(moved_RHP) / H

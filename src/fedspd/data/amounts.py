@@ -80,7 +80,9 @@ def shard_counts(size_K: Counts, amount_C: Counts, shards: int, key: Key) -> Cou
     order = key.numpy().permutation(clients * shards)
     shard_size = apportion(np.ones((clients, shards)), amount_C).ravel()[order]
     owner = np.repeat(order // shards, shard_size)
-    label = np.repeat(np.arange(len(size_K)), apportion(size_K[None], amount_C.sum(keepdims=True))[0])
+    label = np.repeat(
+        np.arange(len(size_K)), apportion(size_K[None], amount_C.sum(keepdims=True))[0]
+    )
     count_CK = np.zeros((clients, len(size_K)), dtype=np.int64)
     np.add.at(count_CK, (owner, label), 1)
     return count_CK
@@ -93,7 +95,9 @@ def fill(preference_CK: Shares | Counts, amount_C: Counts, size_K: Counts) -> Co
     that have examples left, by its own preference. The amounts must not exceed the examples that there are.
     """
     count_CK = np.zeros(preference_CK.shape, dtype=np.int64)
-    while (lacking_C := amount_C - count_CK.sum(axis=1)).any():  # every turn uses up a kind or is the last
+    while (
+        lacking_C := amount_C - count_CK.sum(axis=1)
+    ).any():  # every turn uses up a kind or is the last
         left_K = size_K - count_CK.sum(axis=0)
         asked_CK = apportion(_among_the_left(preference_CK, left_K), lacking_C)
         count_CK += apportion(asked_CK.T, np.minimum(asked_CK.sum(axis=0), left_K)).T

@@ -28,7 +28,9 @@ from fedspd.core.errors import DataError
 from fedspd.data import formats
 from fedspd.data.sources import OFFICIAL, Official, find, home, lookup, read, refuse_pickles
 
-Progress = Callable[[str, int, int | None], None]  # a file's name, the bytes that are here, the bytes in all where known
+Progress = Callable[
+    [str, int, int | None], None
+]  # a file's name, the bytes that are here, the bytes in all where known
 
 TIMEOUT_SECONDS = 30
 PARTIAL_CONTENT = 206
@@ -36,7 +38,7 @@ NOTHING_LEFT_TO_SEND = 416
 
 
 @dataclass(frozen=True)
-class Place:
+class DownloadSource:
     """An address that ends with "/" has the files one by one; any other is an archive of them all."""
 
     address: str
@@ -47,8 +49,8 @@ class Place:
         return self.address.rpartition("/")[2]
 
 
-PLACES: dict[str, Place] = {
-    "mnist": Place(
+DOWNLOAD_SOURCES: dict[str, DownloadSource] = {
+    "mnist": DownloadSource(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         {
             "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -57,7 +59,7 @@ PLACES: dict[str, Place] = {
             "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         },
     ),
-    "fashion-mnist": Place(
+    "fashion-mnist": DownloadSource(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         {
             "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -66,11 +68,11 @@ PLACES: dict[str, Place] = {
             "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
     ),
-    "emnist": Place(
+    "emnist": DownloadSource(
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         {"gzip.zip": "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"},
     ),
-    "cifar10": Place(
+    "cifar10": DownloadSource(
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         {
             "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
@@ -82,7 +84,7 @@ PLACES: dict[str, Place] = {
             "cifar-10-batches-bin/test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         },
     ),
-    "cifar100": Place(
+    "cifar100": DownloadSource(
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         {
             "cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
@@ -102,7 +104,7 @@ def get(
     folder: Path | None = None,
     from_folder: Path | None = None,
     progress: Progress = silent,
-    places: Mapping[str, Place] = PLACES,
+    places: Mapping[str, DownloadSource] = DOWNLOAD_SOURCES,
 ) -> list[str]:
     """Bring a dataset's files into the data folder and read them once; the answer is what a person should be told."""
     official, base = lookup(name), home(name, folder)
@@ -115,12 +117,14 @@ def get(
             return _take(name, from_folder, base, place)
         _download(official, base, place, progress)
     except OSError as error:
-        raise DataError(f"{error.filename or base} cannot be read or written: {error.strerror or error}.") from error
+        raise DataError(
+            f"{error.filename or base} cannot be read or written: {error.strerror or error}."
+        ) from error
     read(name, base)
     return []
 
 
-def _download(official: Official, base: Path, place: Place, progress: Progress) -> None:
+def _download(official: Official, base: Path, place: DownloadSource, progress: Progress) -> None:
     missing = [file for file in official.files if not find(base, file)]
     if missing and place.archive:
         archive = base / place.archive
@@ -133,7 +137,9 @@ def _download(official: Official, base: Path, place: Place, progress: Progress) 
         _fetch(place.address + file, base / file, place.sha256[file], content_sha256, progress)
 
 
-def _fetch(url: str, target: Path, sha256: str, digest: Callable[[Path], str], progress: Progress) -> None:
+def _fetch(
+    url: str, target: Path, sha256: str, digest: Callable[[Path], str], progress: Progress
+) -> None:
     """Download to NAME.part, continuing what an earlier attempt left; only what has the right sum gets its name."""
     part = target.with_name(target.name + ".part")
     if target.exists():  # an archive that an earlier attempt did not live to unpack
@@ -145,7 +151,9 @@ def _fetch(url: str, target: Path, sha256: str, digest: Callable[[Path], str], p
         found = "none, for it is a broken gzip stream"
     if found != sha256:
         part.unlink()
-        raise DataError(f"{url} sent a file that is not the official one: its SHA-256 is {found}, expected {sha256}; try again later.")
+        raise DataError(
+            f"{url} sent a file that is not the official one: its SHA-256 is {found}, expected {sha256}; try again later."
+        )
     os.replace(part, target)
 
 
@@ -156,7 +164,9 @@ def _transfer(url: str, part: Path, progress: Progress) -> None:
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
             _receive(response, part, have if response.status == PARTIAL_CONTENT else 0, progress)
     except HTTPError as error:
-        if not (have and error.code == NOTHING_LEFT_TO_SEND):  # then it is complete already, and its sum will show it
+        if not (
+            have and error.code == NOTHING_LEFT_TO_SEND
+        ):  # then it is complete already, and its sum will show it
             raise _unreachable(url, error) from error
     except (OSError, HTTPException) as error:
         raise _unreachable(url, error) from error
@@ -171,15 +181,19 @@ def _receive(response: HTTPResponse, part: Path, start: int, progress: Progress)
             done += len(chunk)
             progress(part.stem, done, total)
     if total is not None and done < total:
-        raise ConnectionError(f"it broke off after {done} of {total} bytes, which are kept: the same command continues from there")
+        raise ConnectionError(
+            f"it broke off after {done} of {total} bytes, which are kept: the same command continues from there"
+        )
 
 
 def _unreachable(url: str, error: Exception) -> DataError:
     reason = error if isinstance(error, HTTPError) else getattr(error, "reason", error)
-    return DataError(f"{url} could not be downloaded ({reason}); without a network, add `--from DIR` to take files that you have.")
+    return DataError(
+        f"{url} could not be downloaded ({reason}); without a network, add `--from DIR` to take files that you have."
+    )
 
 
-def _take(name: str, from_folder: Path, base: Path, place: Place) -> list[str]:
+def _take(name: str, from_folder: Path, base: Path, place: DownloadSource) -> list[str]:
     """Copy a user's files, or unpack the user's archive of them, after all could be read."""
     files = lookup(name).files
     with _staged(base) as stage:
@@ -195,7 +209,7 @@ def _take(name: str, from_folder: Path, base: Path, place: Place) -> list[str]:
         ]
 
 
-def _origin(name: str, from_folder: Path, stage: Path, place: Place) -> Path:
+def _origin(name: str, from_folder: Path, stage: Path, place: DownloadSource) -> Path:
     """The folder that has all files of a dataset; `stage`, if they came out of an archive."""
     official = lookup(name)
     gaps = []
@@ -209,7 +223,9 @@ def _origin(name: str, from_folder: Path, stage: Path, place: Place) -> Path:
     refuse_pickles(name, from_folder)
     archive = f", or the archive {place.archive}" if place.archive else ""
     missing = min(gaps, key=len)[0]
-    raise DataError(f"--from {from_folder} has no {missing}, which the dataset '{name}' needs: expected this file{archive}.")
+    raise DataError(
+        f"--from {from_folder} has no {missing}, which the dataset '{name}' needs: expected this file{archive}."
+    )
 
 
 def _copy(found: Path, target: Path) -> None:
@@ -218,7 +234,11 @@ def _copy(found: Path, target: Path) -> None:
     with found.open("rb") as source:
         packed = source.read(2) == formats.GZIP_MAGIC
         source.seek(0)
-        with target.open("wb") if packed or target.suffix != ".gz" else gzip.open(target, "wb", compresslevel=1) as copy:
+        with (
+            target.open("wb")
+            if packed or target.suffix != ".gz"
+            else gzip.open(target, "wb", compresslevel=1) as copy
+        ):
             shutil.copyfileobj(source, copy)
 
 
@@ -236,7 +256,12 @@ def _staged(base: Path) -> Iterator[Path]:
 
 def _unpack(archive: Path, folder: str, stage: Path) -> None:
     """Take out only the official files (of all datasets in this folder); the archive has no say in where they go."""
-    wanted = {Path(file).name: file for official in OFFICIAL.values() if official.folder == folder for file in official.files}
+    wanted = {
+        Path(file).name: file
+        for official in OFFICIAL.values()
+        if official.folder == folder
+        for file in official.files
+    }
     try:
         for member, content in _members(archive):
             if file := wanted.get(Path(member).name):
@@ -244,7 +269,9 @@ def _unpack(archive: Path, folder: str, stage: Path) -> None:
                 with (stage / file).open("wb") as copy:
                     shutil.copyfileobj(content, copy)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{archive} is damaged: expected an archive that can be unpacked, found {error}.") from error
+        raise DataError(
+            f"{archive} is damaged: expected an archive that can be unpacked, found {error}."
+        ) from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

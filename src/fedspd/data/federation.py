@@ -1,4 +1,4 @@
-"""The data of a whole network: what was dealt to every client, as tensors, and the manifest that says who got what.
+"""The data of a whole network: what was dealt to every client, as tensors, and the description that says who got what.
 
 Shapes: N examples of all clients together, ordered by client.
 """
@@ -33,7 +33,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Deal:
+class Partition:
     """Client i got the originals index[start[i]:start[i + 1]], each as an example of distribution truth[...]."""
 
     start: Indices
@@ -42,7 +42,7 @@ class Deal:
 
 
 @dataclass(frozen=True)
-class Part:
+class ClientExamples:
     """Training or test examples of all clients; client i owns the rows start[i]:start[i + 1].
 
     x      [N, ...] float32, or float64 where the source is; images are scaled from 0..255 to [-1, 1]
@@ -58,11 +58,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Federation:
-    train: Part
-    test: Part
+    train: ClientExamples
+    test: ClientExamples
     classes: int
     distributions: int
-    manifest: dict[str, Any]
+    description: dict[str, Any]
 
     @property
     def clients(self) -> int:
@@ -78,7 +78,13 @@ class Federation:
         whole = self.train if part == "train" else self.test
         rows = [_rows(whole.start, i) for i in clients]
         width = int(np.diff(whole.start).max())
-        return Block(clients, self.clients, [whole.x[own] for own in rows], [whole.y[own] for own in rows], width)
+        return Block(
+            clients,
+            self.clients,
+            [whole.x[own] for own in rows],
+            [whole.y[own] for own in rows],
+            width,
+        )
 
 
 def _rows(start: Indices, client: int) -> slice:
@@ -89,10 +95,14 @@ def _float_like(numbers: NDArray[Any]) -> type[np.floating[Any]]:
     return np.float64 if numbers.dtype == np.float64 else np.float32
 
 
-def gather(originals: Sequence[Examples], distributions: Sequence[Distribution], deal: Deal) -> Part:
+def gather(
+    originals: Sequence[Examples], distributions: Sequence[Distribution], deal: Partition
+) -> ClientExamples:
     """The dealt originals as examples of their distributions. All have the shape of the first source's."""
     shape = originals[0].x.shape[1:]
-    y_type = np.int64 if np.issubdtype(originals[0].y.dtype, np.integer) else _float_like(originals[0].y)
+    y_type = (
+        np.int64 if np.issubdtype(originals[0].y.dtype, np.integer) else _float_like(originals[0].y)
+    )
     x = np.empty((len(deal.index), *shape), dtype=_float_like(originals[0].x))
     y = np.empty((len(deal.index), *originals[0].y.shape[1:]), dtype=y_type)
     for cluster, distribution in enumerate(distributions):
@@ -100,10 +110,14 @@ def gather(originals: Sequence[Examples], distributions: Sequence[Distribution],
         chosen = deal.index[rows]
         source = originals[distribution.source]
         x[rows] = _transformed(source.x[chosen], distribution, shape)
-        y[rows] = source.y[chosen] if distribution.relabel is None else np.array(distribution.relabel)[source.y[chosen]]
+        y[rows] = (
+            source.y[chosen]
+            if distribution.relabel is None
+            else np.array(distribution.relabel)[source.y[chosen]]
+        )
     if originals[0].x.dtype == np.uint8:
         _to_unit(x)
-    return Part(torch.from_numpy(x), torch.from_numpy(y), deal.start, deal.truth)
+    return ClientExamples(torch.from_numpy(x), torch.from_numpy(y), deal.start, deal.truth)
 
 
 def scaled(x: NDArray[Any]) -> Tensor:
@@ -119,7 +133,9 @@ def _to_unit(pixels: NDArray[Any]) -> NDArray[Any]:
     return pixels
 
 
-def _transformed(x: NDArray[Any], distribution: Distribution, shape: tuple[int, ...]) -> NDArray[Any]:
+def _transformed(
+    x: NDArray[Any], distribution: Distribution, shape: tuple[int, ...]
+) -> NDArray[Any]:
     if x.shape[1:] != shape:
         x = as_shaped(x, shape)
     return np.rot90(x, axes=(-2, -1)) if distribution.rotated else x
@@ -127,33 +143,47 @@ def _transformed(x: NDArray[Any], distribution: Distribution, shape: tuple[int, 
 
 def as_shaped(x: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Images of another size and as many channels, or one, brought to the shape [channels, height, width]."""
-    resized = F.interpolate(torch.from_numpy(x).float(), size=shape[1:], mode="bilinear").round().to(torch.uint8)
+    resized = (
+        F.interpolate(torch.from_numpy(x).float(), size=shape[1:], mode="bilinear")
+        .round()
+        .to(torch.uint8)
+    )
     return resized.expand(-1, shape[0], -1, -1).numpy()
 
 
-def write_manifest(
-    sources: Sequence[Source], options: Mapping[str, Any], seed: int, distributions: Sequence[Distribution], train: Deal, test: Deal
+def describe_partition(
+    sources: Sequence[Source],
+    options: Mapping[str, Any],
+    seed: int,
+    distributions: Sequence[Distribution],
+    train: Partition,
+    test: Partition,
 ) -> dict[str, Any]:
     """Who got what, ready for JSON. Equal inputs give an equal `hash`."""
     recipe = json.dumps([asdict(distribution) for distribution in distributions])
-    receipts = [[_receipt(deal, i, recipe, len(distributions)) for deal in (train, test)] for i in range(len(train.start) - 1)]
-    manifest: dict[str, Any] = {
+    receipts = [
+        [_receipt(deal, i, recipe, len(distributions)) for deal in (train, test)]
+        for i in range(len(train.start) - 1)
+    ]
+    description: dict[str, Any] = {
         "sources": [{"name": source.name, "sha256": fingerprint(source)} for source in sources],
         "options": dict(options),
         "seed": seed,
         "distributions": json.loads(recipe),
-        "clients": [{"train": for_training, "test": for_testing} for for_training, for_testing in receipts],
+        "clients": [
+            {"train": for_training, "test": for_testing} for for_training, for_testing in receipts
+        ],
     }
-    return manifest | {"hash": manifest_hash(manifest)}
+    return description | {"hash": description_hash(description)}
 
 
-def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over everything in a manifest but its own hash."""
-    content = {name: value for name, value in manifest.items() if name != "hash"}
+def description_hash(description: Mapping[str, Any]) -> str:
+    """SHA-256 over everything in a description but its own hash."""
+    content = {name: value for name, value in description.items() if name != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _receipt(deal: Deal, client: int, recipe: str, distributions: int) -> dict[str, Any]:
+def _receipt(deal: Partition, client: int, recipe: str, distributions: int) -> dict[str, Any]:
     own = _rows(deal.start, client)
     digest = hashlib.sha256(recipe.encode())
     digest.update(deal.index[own].astype("<i8").tobytes())

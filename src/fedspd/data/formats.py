@@ -34,14 +34,22 @@ GREY_MODES = {"1", "L"}  # Pillow's names
 DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 
 
-def idx(images: Path, labels: Path, *, classes: int, size: tuple[int, int] = (28, 28), first: int = 0) -> tuple[Images, Labels]:
+def idx(
+    images: Path, labels: Path, *, classes: int, size: tuple[int, int] = (28, 28), first: int = 0
+) -> tuple[Images, Labels]:
     """x_NCHW and y_N of a pair of idx files whose labels run from `first`."""
     x_NHW = _idx_array(images, dimensions=3)
     label_N = _idx_array(labels, dimensions=1)
     if x_NHW.shape[1:] != size:
-        raise _damaged(images, f"images of {x_NHW.shape[1]} x {x_NHW.shape[2]} pixels", f"{size[0]} x {size[1]}")
+        raise _damaged(
+            images,
+            f"images of {x_NHW.shape[1]} x {x_NHW.shape[2]} pixels",
+            f"{size[0]} x {size[1]}",
+        )
     if len(x_NHW) != len(label_N):
-        raise _damaged(labels, f"{len(label_N)} labels", f"as many as the {len(x_NHW)} images of {images.name}")
+        raise _damaged(
+            labels, f"{len(label_N)} labels", f"as many as the {len(x_NHW)} images of {images.name}"
+        )
     _check_labels(labels, label_N, first, classes)
     return x_NHW[:, None], label_N.astype(np.int64) - first
 
@@ -74,7 +82,9 @@ def image(path: Path, grey: bool) -> Images:
 def pixels(picture: "Image", grey: bool, name: str) -> Images:
     """x_CHW."""
     if picture.mode in DEEP_MODES:
-        raise DataError(f"{name} is an image of mode {picture.mode}: expected 8 bits a channel; convert it, or give the values as arrays.")
+        raise DataError(
+            f"{name} is an image of mode {picture.mode}: expected 8 bits a channel; convert it, or give the values as arrays."
+        )
     x_HWC = np.atleast_3d(np.asarray(picture.convert("L" if grey else "RGB")))
     return np.ascontiguousarray(x_HWC.transpose(2, 0, 1))
 
@@ -109,7 +119,11 @@ def _idx_array(path: Path, dimensions: int) -> Images:
     with opened(path) as content:
         magic = _integers(path, content, 1)[0]
         if magic != IDX_MAGIC + dimensions:
-            raise _damaged(path, f"the magic number 0x{magic:08x}", f"0x{IDX_MAGIC + dimensions:08x} (idx of bytes)")
+            raise _damaged(
+                path,
+                f"the magic number 0x{magic:08x}",
+                f"0x{IDX_MAGIC + dimensions:08x} (idx of bytes)",
+            )
         shape = _integers(path, content, dimensions)
         length = math.prod(shape)
         if not 0 < length <= LARGEST:
@@ -117,7 +131,9 @@ def _idx_array(path: Path, dimensions: int) -> Images:
         body = _read_at_most(content, length + 1)
     if len(body) != length:
         found = "more" if len(body) > length else f"only {len(body)}"
-        raise _damaged(path, f"{found} bytes after the header", f"{length} ({' x '.join(map(str, shape))})")
+        raise _damaged(
+            path, f"{found} bytes after the header", f"{length} ({' x '.join(map(str, shape))})"
+        )
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -150,8 +166,14 @@ def _cifar_rows(path: Path, label_ranges: Sequence[int]) -> Images:
 def _check_labels(path: Path, label_N: NDArray[Any], first: int, classes: int) -> None:
     low, high = int(label_N.min()), int(label_N.max())
     if low < first or high >= first + classes:
-        raise _damaged(path, f"the label {low if low < first else high}", f"labels from {first} to {first + classes - 1}")
+        raise _damaged(
+            path,
+            f"the label {low if low < first else high}",
+            f"labels from {first} to {first + classes - 1}",
+        )
 
 
 def _damaged(path: Path, found: str, expected: str) -> DataError:
-    return DataError(f"{path} is damaged or of another kind: found {found}, expected {expected}; delete it and get it again.")
+    return DataError(
+        f"{path} is damaged or of another kind: found {found}, expected {expected}; delete it and get it again."
+    )

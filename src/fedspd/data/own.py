@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedspd.core.errors import DataError, nearest
+from fedspd.core.imports import load_object
 from fedspd.core.keys import Key
-from fedspd.core.named import named
 from fedspd.data import formats
 from fedspd.data.sources import ALIASES, OFFICIAL, Examples, Source, load
 
@@ -46,9 +46,17 @@ def resolve(spec: object, folder: Path | None = None) -> Source:
         return _named(str(spec), folder)
     if isinstance(spec, Source):
         return _checked(spec)
-    if isinstance(spec, tuple) and len(spec) in (2, 4) and all(isinstance(part, np.ndarray | torch.Tensor) for part in spec):
+    if (
+        isinstance(spec, tuple)
+        and len(spec) in (2, 4)
+        and all(isinstance(part, np.ndarray | torch.Tensor) for part in spec)
+    ):
         return from_arrays(*spec)
-    if hasattr(spec, "__len__") and hasattr(spec, "__getitem__") and not isinstance(spec, tuple | list | dict):
+    if (
+        hasattr(spec, "__len__")
+        and hasattr(spec, "__getitem__")
+        and not isinstance(spec, tuple | list | dict)
+    ):
         return from_torch_dataset(spec)
     raise DataError(
         f"Data cannot come from a value of type {type(spec).__name__}: expected a name, a path, 'module:function', a Source, "
@@ -65,15 +73,26 @@ def _named(spec: str, folder: Path | None) -> Source:
         return from_image_folder(Path(spec))
     if FACTORY.fullmatch(spec):
         return from_factory(spec)
-    raise DataError(f"'{spec}' is no dataset, .npz file, existing folder or 'module:function'; {nearest(spec, OFFICIAL)}")
+    raise DataError(
+        f"'{spec}' is no dataset, .npz file, existing folder or 'module:function'; {nearest(spec, OFFICIAL)}"
+    )
 
 
-def from_arrays(x_train: Array, y_train: Array, x_test: Array | None = None, y_test: Array | None = None, *, name: str = "own") -> Source:
+def from_arrays(
+    x_train: Array,
+    y_train: Array,
+    x_test: Array | None = None,
+    y_test: Array | None = None,
+    *,
+    name: str = "own",
+) -> Source:
     train = _examples(x_train, y_train, "train", at_least=2)
     if x_test is None and y_test is None:
         train, test = _split(train)
     elif x_test is None or y_test is None:
-        raise DataError(f"The data '{name}' have only one of x_test and y_test: give both, or neither for a split of the training part.")
+        raise DataError(
+            f"The data '{name}' have only one of x_test and y_test: give both, or neither for a split of the training part."
+        )
     else:
         test = _examples(x_test, y_test, "test", at_least=1)
     _check_agreement(train, test)
@@ -99,7 +118,9 @@ def _examples(x: Array, y: Array, part: str, at_least: int) -> Examples:
 
 def _features(x: NDArray[Any], name: str) -> NDArray[Any]:
     if x.ndim < 2 or 0 in x.shape[1:]:
-        raise DataError(f"{name} has shape {x.shape}: expected [n, ...], with at least one value for each example.")
+        raise DataError(
+            f"{name} has shape {x.shape}: expected [n, ...], with at least one value for each example."
+        )
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
     if x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
@@ -113,10 +134,14 @@ def _features(x: NDArray[Any], name: str) -> NDArray[Any]:
 def _targets(y: NDArray[Any], name: str) -> NDArray[Any]:
     if y.dtype.kind not in "iub":
         if y.ndim not in (1, 2):
-            raise DataError(f"{name} has shape {y.shape}: expected the targets of a regression as [n] or [n, d].")
+            raise DataError(
+                f"{name} has shape {y.shape}: expected the targets of a regression as [n] or [n, d]."
+            )
         return _real(y, name)
     if y.ndim != 1:
-        raise DataError(f"{name} has shape {y.shape}: expected one class label for each example, [n].")
+        raise DataError(
+            f"{name} has shape {y.shape}: expected one class label for each example, [n]."
+        )
     label_N = y.astype(np.int64)
     if (label_N < 0).any():
         raise DataError(f"{name} has the label {label_N.min()}: expected class labels 0, 1, 2, ...")
@@ -125,8 +150,12 @@ def _targets(y: NDArray[Any], name: str) -> NDArray[Any]:
 
 def _real(values: NDArray[Any], name: str) -> NDArray[Any]:
     if values.dtype.kind not in "fiub":
-        raise DataError(f"{name} has the type {values.dtype}: expected numbers, all examples of one shape.")
-    real = np.ascontiguousarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
+        raise DataError(
+            f"{name} has the type {values.dtype}: expected numbers, all examples of one shape."
+        )
+    real = np.ascontiguousarray(
+        values, dtype=np.float64 if values.dtype == np.float64 else np.float32
+    )
     if not np.isfinite(real).all():
         raise DataError(
             f"{name} has a value that is not finite, the first in example {np.argwhere(~np.isfinite(real))[0][0]}: remove or replace it."
@@ -163,9 +192,13 @@ def _count_classes(train: Examples, test: Examples) -> int:
 
 
 def _checked(source: Source) -> Source:
-    checked = from_arrays(source.train.x, source.train.y, source.test.x, source.test.y, name=source.name)
+    checked = from_arrays(
+        source.train.x, source.train.y, source.test.x, source.test.y, name=source.name
+    )
     if checked.classes > source.classes or (source.classes > 0 and checked.classes == 0):
-        kind = f"labels up to {checked.classes - 1}" if checked.classes else "floating-point targets"
+        kind = (
+            f"labels up to {checked.classes - 1}" if checked.classes else "floating-point targets"
+        )
         raise DataError(
             f"The source '{source.name}' says classes = {source.classes}, but has {kind}: expected labels from 0 to classes - 1."
         )
@@ -178,7 +211,9 @@ def from_npz(path: Path) -> Source:
     for keys in (("x_train", "y_train", "x_test", "y_test"), ("x_train", "y_train"), ("x", "y")):
         if arrays.keys() == set(keys):
             return from_arrays(*(arrays[key] for key in keys), name=path.stem)
-    raise DataError(f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}: expected x_train, y_train, x_test, y_test, or x, y.")
+    raise DataError(
+        f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}: expected x_train, y_train, x_test, y_test, or x, y."
+    )
 
 
 def inputs(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -196,7 +231,9 @@ def _npz_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
-                raise DataError(f"{path} is damaged or no .npz file: expected one as numpy.savez writes it.")
+                raise DataError(
+                    f"{path} is damaged or no .npz file: expected one as numpy.savez writes it."
+                )
             file.seek(0)
             with np.load(file, allow_pickle=False) as members:
                 return dict(members)
@@ -214,25 +251,39 @@ def from_image_folder(path: Path) -> Source:
     parts = [path / "train", path / "test"] if split else [path]
     for part in parts:
         if not _subfolders(part):
-            raise DataError(f"{part} has no subfolders: expected one for each class, or train and test with such subfolders.")
+            raise DataError(
+                f"{part} has no subfolders: expected one for each class, or train and test with such subfolders."
+            )
     classes = [folder.name for folder in _subfolders(parts[0])]
-    return from_arrays(*_load_images([_image_files(part, classes) for part in parts]), name=path.resolve().name)
+    return from_arrays(
+        *_load_images([_image_files(part, classes) for part in parts]), name=path.resolve().name
+    )
 
 
 def _subfolders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError(f"{path} is no folder: expected one with a subfolder for each class.")
-    return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    return sorted(
+        folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")
+    )
 
 
 def _image_files(part: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     labelled = []
     for folder in _subfolders(part):
         if folder.name not in classes:
-            raise DataError(f"{folder} is a class that the training part does not have: expected one of {', '.join(classes)}.")
-        images = sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith("."))
+            raise DataError(
+                f"{folder} is a class that the training part does not have: expected one of {', '.join(classes)}."
+            )
+        images = sorted(
+            file
+            for file in folder.iterdir()
+            if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+        )
         if not images:
-            raise DataError(f"{folder} has no images: expected at least one file of {', '.join(sorted(IMAGE_SUFFIXES))}.")
+            raise DataError(
+                f"{folder} has no images: expected at least one file of {', '.join(sorted(IMAGE_SUFFIXES))}."
+            )
         labelled += [(image, classes.index(folder.name)) for image in images]
     return labelled
 
@@ -243,7 +294,9 @@ def _load_images(parts: Sequence[Sequence[tuple[Path, int]]]) -> Iterator[NDArra
     sizes, modes = zip(*(formats.image_size_and_mode(path) for path in paths), strict=True)
     for path, size in zip(paths, sizes, strict=True):
         if size != sizes[0]:
-            raise DataError(f"{path} has {size} pixels (width, height) and {paths[0]} has {sizes[0]}: expected one size for all.")
+            raise DataError(
+                f"{path} has {size} pixels (width, height) and {paths[0]} has {sizes[0]}: expected one size for all."
+            )
     grey = formats.GREY_MODES.issuperset(modes)
     for part in parts:
         yield np.stack([formats.image(path, grey) for path, _ in part])
@@ -263,7 +316,9 @@ def _stack(dataset: MapStyle) -> tuple[NDArray[Any], NDArray[Any]]:
     for column in (xs, ys):
         for index, value in enumerate(column):
             if value.shape != column[0].shape:
-                raise DataError(f"Item {index} of the dataset has shape {value.shape}, item 0 has {column[0].shape}: expected the same.")
+                raise DataError(
+                    f"Item {index} of the dataset has shape {value.shape}, item 0 has {column[0].shape}: expected the same."
+                )
     return np.stack(xs), np.stack(ys)
 
 
@@ -272,23 +327,31 @@ def _item(dataset: MapStyle, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
     item = dataset[index]
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise DataError(f"Item {index} of the dataset is of type {type(item).__name__}: expected a pair (x, y).")
+        raise DataError(
+            f"Item {index} of the dataset is of type {type(item).__name__}: expected a pair (x, y)."
+        )
     x, y = item
-    return formats.pixels(x, x.mode in formats.GREY_MODES, f"Item {index}") if isinstance(x, Image) else _array(x), _array(y)
+    return formats.pixels(x, x.mode in formats.GREY_MODES, f"Item {index}") if isinstance(
+        x, Image
+    ) else _array(x), _array(y)
 
 
 def from_factory(spec: str) -> Source:
     """Call "module:function" for a Source, a tuple of arrays or a map-style dataset."""
     made = _make(spec)
     if isinstance(made, str | Path):
-        raise DataError(f"'{spec}' returned the text '{made}': expected a Source, a tuple of arrays, or a map-style dataset.")
+        raise DataError(
+            f"'{spec}' returned the text '{made}': expected a Source, a tuple of arrays, or a map-style dataset."
+        )
     source = resolve(made)
     return source if isinstance(made, Source) else replace(source, name=spec)
 
 
 def _make(spec: str) -> object:
-    make = named("data.name", spec, DataError)
+    make = load_object("data.name", spec, DataError)
     try:
         return make()
     except Exception as error:
-        raise DataError(f"'{spec}': the call failed with {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"'{spec}': the call failed with {type(error).__name__}: {error}"
+        ) from error

@@ -50,7 +50,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """How many examples the official files hold, which files, and how to read them."""
 
     examples: int
@@ -63,8 +63,8 @@ class Official:
     folder: str
     classes: int
     shape: tuple[int, int, int]
-    train: Part
-    test: Part
+    train: SourcePart
+    test: SourcePart
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -78,7 +78,10 @@ def load(name: str, folder: Path | None = None) -> Source:
 def read(name: str, base: Path) -> Source:
     """The dataset whose files lie in `base`."""
     official = lookup(name)
-    train, test = (part.read([_require(name, base, file) for file in part.files]) for part in (official.train, official.test))
+    train, test = (
+        part.read([_require(name, base, file) for file in part.files])
+        for part in (official.train, official.test)
+    )
     return Source(ALIASES.get(name, name), train, test, official.classes)
 
 
@@ -109,7 +112,11 @@ def present(name: str, folder: Path | None = None) -> bool:
 def find(base: Path, file: str) -> Path | None:
     """An official file below `base`: where it belongs, or where archives and other tools put it, gzipped or not."""
     places = (base / file, base / Path(file).name, base / "gzip" / file)
-    for path in (variant for place in places for variant in (place, place.with_name(place.name.removesuffix(".gz")))):
+    for path in (
+        variant
+        for place in places
+        for variant in (place, place.with_name(place.name.removesuffix(".gz")))
+    ):
         if path.is_file():
             return path
     return None
@@ -177,24 +184,47 @@ def _idx_files(prefix: str) -> tuple[str, str]:
 
 def _mnist_like(folder: str) -> Official:
     read = partial(_idx, classes=10)
-    return Official(folder, 10, (1, 28, 28), Part(60_000, _idx_files("train"), read), Part(10_000, _idx_files("t10k"), read))
+    return Official(
+        folder,
+        10,
+        (1, 28, 28),
+        SourcePart(60_000, _idx_files("train"), read),
+        SourcePart(10_000, _idx_files("t10k"), read),
+    )
 
 
 def _emnist_split(split: str, classes: int, train: int, test: int) -> Official:
     read = partial(_emnist, classes=classes, first=1 if split == "letters" else 0)
-    parts = (Part(count, _idx_files(f"emnist-{split}-{part}"), read) for count, part in ((train, "train"), (test, "test")))
+    parts = (
+        SourcePart(count, _idx_files(f"emnist-{split}-{part}"), read)
+        for count, part in ((train, "train"), (test, "test"))
+    )
     return Official("emnist", classes, (1, 28, 28), *parts)
 
 
-def _cifar_like(folder: str, inside: str, train: Sequence[str], test: str, label_ranges: tuple[int, ...]) -> Official:
+def _cifar_like(
+    folder: str, inside: str, train: Sequence[str], test: str, label_ranges: tuple[int, ...]
+) -> Official:
     read = partial(_cifar, label_ranges=label_ranges)
     train_files = tuple(f"{inside}/{file}.bin" for file in train)
-    return Official(folder, label_ranges[-1], (3, 32, 32), Part(50_000, train_files, read), Part(10_000, (f"{inside}/{test}.bin",), read))
+    return Official(
+        folder,
+        label_ranges[-1],
+        (3, 32, 32),
+        SourcePart(50_000, train_files, read),
+        SourcePart(10_000, (f"{inside}/{test}.bin",), read),
+    )
 
 
 ALIASES = {"emnist": "emnist-letters"}
 OFFICIAL: dict[str, Official] = {
-    "digits": Official("", 10, (1, 8, 8), Part(1_442, (), partial(_digits, test=False)), Part(355, (), partial(_digits, test=True))),
+    "digits": Official(
+        "",
+        10,
+        (1, 8, 8),
+        SourcePart(1_442, (), partial(_digits, test=False)),
+        SourcePart(355, (), partial(_digits, test=True)),
+    ),
     "mnist": _mnist_like("mnist"),
     "fashion-mnist": _mnist_like("fashion-mnist"),
     "emnist-letters": _emnist_split("letters", 26, 124_800, 20_800),
@@ -203,6 +233,12 @@ OFFICIAL: dict[str, Official] = {
     "emnist-bymerge": _emnist_split("bymerge", 47, 697_932, 116_323),
     "emnist-digits": _emnist_split("digits", 10, 240_000, 40_000),
     "emnist-mnist": _emnist_split("mnist", 10, 60_000, 10_000),
-    "cifar10": _cifar_like("cifar10", "cifar-10-batches-bin", [f"data_batch_{n}" for n in range(1, 6)], "test_batch", (10,)),
+    "cifar10": _cifar_like(
+        "cifar10",
+        "cifar-10-batches-bin",
+        [f"data_batch_{n}" for n in range(1, 6)],
+        "test_batch",
+        (10,),
+    ),
     "cifar100": _cifar_like("cifar100", "cifar-100-binary", ["train"], "test", (20, 100)),
 }

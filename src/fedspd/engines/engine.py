@@ -13,10 +13,12 @@ from fedspd.core.errors import WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import Traffic, traffic
-from fedspd.engines.block import Header, Measures, Plan
+from fedspd.runtime.announcements import Announcements
+from fedspd.runtime.measures import Measures
+from fedspd.runtime.plan import Plan
 
 
-class BlockLost(WorkerError):
+class BlockLostError(WorkerError):
     """A block went down with its process or machine; the engine that lost it can begin or load anew, and go on.
 
     The message is the beginning of a sentence: whoever goes on, or gives up, says so.
@@ -44,7 +46,7 @@ class Engine(ABC):
         started, sent = time.perf_counter(), []
         headers = self._all("start_round", round)
         while headers[0] is not None:
-            header = Header.joined(headers)
+            header = Announcements.joined(headers)
             element = torch.finfo(self.plan.learner.dtype).bits // 8
             sent.append(traffic(graph, header.cluster_CK, header.want_CM, header.size * element))
             headers = self._exchange(graph, header)
@@ -64,7 +66,10 @@ class Engine(ABC):
     def _report(self, started: float, sent: list[Traffic]) -> RoundReport:
         total = time.perf_counter() - started
         seconds, steps = zip(*self._all("take_counters"), strict=True)
-        slowest = {step: max(part.get(step, 0.0) for part in seconds) for step in sorted({step for part in seconds for step in part})}
+        slowest = {
+            step: max(part.get(step, 0.0) for part in seconds)
+            for step in sorted({step for part in seconds for step in part})
+        }
         return RoundReport(sent, {**slowest, "total": total}, sum(steps))
 
     @abstractmethod
@@ -87,7 +92,7 @@ class Engine(ABC):
         """What every block answers, in their order."""
 
     @abstractmethod
-    def _exchange(self, graph: Graph, header: Header) -> list[Header | None]:
+    def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
         """Every block offers what it asked to, hears its neighbourhood, and goes on to its next exchange."""
 
 

@@ -36,11 +36,12 @@ from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.machine import CORES
-from fedspd.engines.block import Header, Plan
-from fedspd.engines.engine import BlockLost, Engine
-from fedspd.engines.ray_shard import Ints, Luggage, Reference, Shard, own_sources, versions
+from fedspd.engines.engine import BlockLostError, Engine
+from fedspd.engines.ray_shard import Ints, PlanPayload, Reference, Shard, own_sources, versions
 from fedspd.engines.simulator import balanced
-from fedspd.record import read_rows, write_part
+from fedspd.runtime.announcements import Announcements
+from fedspd.runtime.plan import Plan
+from fedspd.storage.checkpoint import read_rows, write_part
 
 LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 REACHABLE = 5.0  # seconds for a first connection
@@ -53,7 +54,9 @@ class RayCluster(Engine):
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         super().__init__(plan)
         if plan.learner.device.type != "cpu":
-            raise ConfigError(f"device = '{plan.learner.device}': --engine ray trains on CPUs; use device = 'cpu' or --engine processes.")
+            raise ConfigError(
+                f"device = '{plan.learner.device}': --engine ray trains on CPUs; use device = 'cpu' or --engine processes."
+            )
         self.workers = workers
         self.shards: list[Any] = []
         self.blocks: list[range] = []
@@ -69,17 +72,23 @@ class RayCluster(Engine):
         names = self._all("names")[0]
         for shard, clients in zip(self.shards, self.blocks, strict=True):
             rows = read_rows(folder, clients.start, clients.stop, names)
-            self._take([shard.do.remote("restore", {name: table.numpy() for name, table in rows.items()})])
+            self._take(
+                [shard.do.remote("restore", {name: table.numpy() for name, table in rows.items()})]
+            )
 
     def save(self, folder: Path) -> None:
         waiting = [shard.do.remote("tables") for shard in self.shards]
         for clients in self.blocks:
             (tables,) = self._take([waiting.pop(0)])
-            write_part(folder, list(clients), {name: torch.tensor(table) for name, table in tables.items()})
+            write_part(
+                folder, list(clients), {name: torch.tensor(table) for name, table in tables.items()}
+            )
 
     def shared(self) -> Exchange:
         headers, models = zip(*self._all("shared"), strict=True)
-        return Header.joined(list(headers)).with_models(torch.from_numpy(np.concatenate(models)))
+        return Announcements.joined(list(headers)).with_models(
+            torch.from_numpy(np.concatenate(models))
+        )
 
     def close(self) -> None:
         for shard in self.shards:
@@ -88,17 +97,38 @@ class RayCluster(Engine):
 
     # ---- an exchange
 
-    def _exchange(self, graph: Graph, header: Header) -> list[Header | None]:
+    def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
         parcels = pack(graph, header, self.blocks)
-        offered = [[(p.client_T - self.blocks[a].start, p.k_T) for p in parcels if p.sender == a] for a in range(len(self.shards))]
-        references = iter([reference for sent in self._each("offer", [(own,) for own in offered]) for reference in sent])
+        offered = [
+            [(p.client_T - self.blocks[a].start, p.k_T) for p in parcels if p.sender == a]
+            for a in range(len(self.shards))
+        ]
+        references = iter(
+            [
+                reference
+                for sent in self._each("offer", [(own,) for own in offered])
+                for reference in sent
+            ]
+        )
         arriving = [(parcel, next(references)) for parcel in parcels]
-        return self._each("hear", [self._told(graph, header, b, arriving) for b in range(len(self.shards))])
+        return self._each(
+            "hear", [self._told(graph, header, b, arriving) for b in range(len(self.shards))]
+        )
 
-    def _told(self, graph: Graph, header: Header, b: int, arriving: Sequence[tuple["Parcel", Reference]]) -> tuple[Any, ...]:
+    def _told(
+        self,
+        graph: Graph,
+        header: Announcements,
+        b: int,
+        arriving: Sequence[tuple["ShardTransfer", Reference]],
+    ) -> tuple[Any, ...]:
         """What shard b must know to hear its neighbourhood, and of nobody else."""
         ids = np.unique(np.concatenate([graph.closed(i) for i in self.blocks[b]]))
-        own = [(np.searchsorted(ids, p.client_T), p.k_T, reference) for p, reference in arriving if p.hearer == b]
+        own = [
+            (np.searchsorted(ids, p.client_T), p.k_T, reference)
+            for p, reference in arriving
+            if p.hearer == b
+        ]
         return self._graph(graph), ids, header.rows(ids), own
 
     def _graph(self, graph: Graph) -> Reference:
@@ -112,12 +142,18 @@ class RayCluster(Engine):
     def _start(self) -> None:
         """New actors on what machines there are now."""
         self.graph = None
-        while not self._hired():
+        while not self._actors_started():
             pass  # a machine has gone since they were counted
         sources = ray.put(own_sources(Path.cwd()))
-        self._each("open", [(sources, [ray.put(Luggage.of(self.plan.part(clients)))]) for clients in self.blocks])
+        self._each(
+            "open",
+            [
+                (sources, [ray.put(PlanPayload.of(self.plan.part(clients)))])
+                for clients in self.blocks
+            ],
+        )
 
-    def _hired(self) -> bool:
+    def _actors_started(self) -> bool:
         """Whether every actor has started; false if the cluster has become too small for them."""
         self.close()
         count = min(self.workers or cpus(), cpus())
@@ -144,7 +180,12 @@ class RayCluster(Engine):
 
     def _each(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Arguments of its own for every shard."""
-        return self._take([shard.do.remote(command, *own) for shard, own in zip(self.shards, arguments, strict=True)])
+        return self._take(
+            [
+                shard.do.remote(command, *own)
+                for shard, own in zip(self.shards, arguments, strict=True)
+            ]
+        )
 
     def _take(self, references: list[Reference]) -> list[Any]:
         try:
@@ -159,24 +200,34 @@ def translated(error: RayError) -> FedspdError:
         return cause
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
     if isinstance(cause, RayActorError) and cause.actor_init_failed:
-        return WorkerError(f"An actor could not start ({lines[-1]}): every machine of the cluster needs the same fedspd and Python.")
+        return WorkerError(
+            f"An actor could not start ({lines[-1]}): every machine of the cluster needs the same fedspd and Python."
+        )
     if isinstance(cause, LOST):
-        said = "an actor does not answer" if isinstance(cause, ActorUnavailableError) else lines[0].rstrip(".")
-        return BlockLost(f"A part of the cluster was lost ({said})")
-    return WorkerError(f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is whole.")
+        said = (
+            "an actor does not answer"
+            if isinstance(cause, ActorUnavailableError)
+            else lines[0].rstrip(".")
+        )
+        return BlockLostError(f"A part of the cluster was lost ({said})")
+    return WorkerError(
+        f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is whole."
+    )
 
 
 def check_versions(theirs: dict[str, str]) -> None:
     for name, ours in versions().items():
         if theirs[name] != ours:
-            raise WorkerError(f"A machine of the cluster has {name} {theirs[name]}, and this one {ours}: results need the same everywhere.")
+            raise WorkerError(
+                f"A machine of the cluster has {name} {theirs[name]}, and this one {ours}: results need the same everywhere."
+            )
 
 
 # ---- who needs what
 
 
 @dataclass(frozen=True)
-class Parcel:
+class ShardTransfer:
     """The models that go from one shard to another: whose, and the how-manieth of its offer."""
 
     sender: int
@@ -185,20 +236,28 @@ class Parcel:
     k_T: Ints
 
 
-def pack(graph: Graph, header: Header, blocks: Sequence[range]) -> list[Parcel]:
+def pack(graph: Graph, header: Announcements, blocks: Sequence[range]) -> list[ShardTransfer]:
     """Between shards goes each model that a neighbour over there wants, once; ordered by sender, hearer, client."""
     shards, N, K = len(blocks), *header.cluster_CK.shape
     shard_N = np.repeat(np.arange(shards), [len(clients) for clients in blocks])
     hearer, sender = graph.pairs(range(N))
     abroad = shard_N[sender] != shard_N[hearer]
     sender, hearer = sender[abroad], hearer[abroad]
-    t, k = np.nonzero((header.cluster_CK[sender][:, :, None] == header.want_CM[hearer][:, None, :]).any(2))
+    t, k = np.nonzero(
+        (header.cluster_CK[sender][:, :, None] == header.want_CM[hearer][:, None, :]).any(2)
+    )
     way = shard_N[sender[t]] * shards + shard_N[hearer[t]]
-    wanted_T = np.unique((way * N + sender[t]) * K + k)  # one number each: many times faster to sort than rows
+    wanted_T = np.unique(
+        (way * N + sender[t]) * K + k
+    )  # one number each: many times faster to sort than rows
     way_T, client_T, k_T = wanted_T // (N * K), wanted_T // K % N, wanted_T % K
     cuts = np.flatnonzero(np.diff(way_T)) + 1
     pieces = zip(*(np.split(numbers, cuts) for numbers in (way_T, client_T, k_T)), strict=True)
-    return [Parcel(*divmod(int(way[0]), shards), client, k) for way, client, k in pieces if len(way)]
+    return [
+        ShardTransfer(*divmod(int(way[0]), shards), client, k)
+        for way, client, k in pieces
+        if len(way)
+    ]
 
 
 # ---- the cluster
@@ -207,7 +266,9 @@ def pack(graph: Graph, header: Header, blocks: Sequence[range]) -> list[Parcel]:
 def cpus() -> int:
     found = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     if not found:
-        raise WorkerError("The Ray cluster has no CPU to offer: start a machine with 'ray start --address=HOST:PORT'.")
+        raise WorkerError(
+            "The Ray cluster has no CPU to offer: start a machine with 'ray start --address=HOST:PORT'."
+        )
     return found
 
 
@@ -235,7 +296,9 @@ def _join(address: str | None, workers: int | None) -> None:
             ray.init(address=address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         said = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"--address {address}: {said}. Start a cluster with 'ray start --head', or leave --address out.") from None
+        raise ConfigError(
+            f"--address {address}: {said}. Start a cluster with 'ray start --head', or leave --address out."
+        ) from None
 
 
 def _check_reachable(address: str) -> None:
@@ -244,11 +307,15 @@ def _check_reachable(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"--address {address}: expected auto, or HOST:PORT of a cluster's head (usually port 6379).")
+        raise ConfigError(
+            f"--address {address}: expected auto, or HOST:PORT of a cluster's head (usually port 6379)."
+        )
     try:
         socket.create_connection((host, int(port)), REACHABLE).close()
     except OSError as error:
-        raise ConfigError(f"--address {address}: nobody answers there ({error}); is 'ray start --head' running on that machine?") from None
+        raise ConfigError(
+            f"--address {address}: nobody answers there ({error}); is 'ray start --head' running on that machine?"
+        ) from None
 
 
 @contextmanager

@@ -28,9 +28,11 @@ from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.engines.block import BlockRunner, Header, Plan, Truth
 from fedspd.engines.engine import failure
-from fedspd.engines.processes import keep_memory
+from fedspd.runtime.announcements import Announcements
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.plan import Plan, Truth
+from fedspd.runtime.processes import keep_memory
 
 Ints = NDArray[np.int64]
 Reference = Any  # Ray's name of an object that lies in some machine's memory
@@ -41,7 +43,9 @@ class Shard:
     def __init__(self) -> None:
         keep_memory()
         torch.set_num_threads(1)
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # what Ray hands out is not, nor need be
+        warnings.filterwarnings(
+            "ignore", message="The given NumPy array is not writable"
+        )  # what Ray hands out is not, nor need be
 
     def about(self) -> dict[str, str]:
         return versions()
@@ -66,18 +70,28 @@ class Shard:
         model_CKP = self.runner.request.model_CKP.detach().to(plan.learner.dtype).numpy()
         return [ray.put(model_CKP[row_T, k_T]) for row_T, k_T in parcels]
 
-    def hear(self, graph: Graph, ids: Ints, header: Header, parcels: Sequence[tuple[Ints, Ints, Reference]]) -> Header | None:
+    def hear(
+        self,
+        graph: Graph,
+        ids: Ints,
+        header: Announcements,
+        parcels: Sequence[tuple[Ints, Ints, Reference]],
+    ) -> Announcements | None:
         """Fetch the parcels; what nobody here asked for is not in them, and is NaN."""
         clients, learner = self.runner.plan.train.clients, self.runner.plan.learner
-        model_NKP = torch.full((*header.cluster_CK.shape, header.size), torch.nan, dtype=learner.dtype)
+        model_NKP = torch.full(
+            (*header.cluster_CK.shape, header.size), torch.nan, dtype=learner.dtype
+        )
         first = int(np.searchsorted(ids, clients[0]))
         model_NKP[first : first + len(clients)] = self.runner.request.model_CKP
         fetched = ray.get([reference for _, _, reference in parcels])
         for (row_T, k_T, _), model_TP in zip(parcels, fetched, strict=True):
             model_NKP[torch.from_numpy(row_T), torch.from_numpy(k_T)] = torch.from_numpy(model_TP)
-        return self.runner.answer(Neighbourhood.of(graph, clients, header.with_models(model_NKP), ids))
+        return self.runner.answer(
+            Neighbourhood.of(graph, clients, header.with_models(model_NKP), ids)
+        )
 
-    def shared(self) -> tuple[Header, NDArray[Any]]:
+    def shared(self) -> tuple[Announcements, NDArray[Any]]:
         header = self.runner.share()
         return header, self.runner.request.model_CKP.detach().numpy()
 
@@ -94,18 +108,21 @@ class Shard:
 
 def versions() -> dict[str, str]:
     """What must be the same on every machine, or results would not be."""
-    return {"Python": ".".join(map(str, sys.version_info[:2])), **{name: version(name) for name in ("fedspd", "torch", "numpy", "scipy")}}
+    return {
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        **{name: version(name) for name in ("fedspd", "torch", "numpy", "scipy")},
+    }
 
 
 # ---- a plan on its way
 
 
 @dataclass(frozen=True)
-class Examples:
+class StackedBlock:
     """A Block whose examples are two arrays, which actors read where Ray keeps them, without a copy."""
 
     clients: Sequence[int]
-    network: int
+    network_size: int
     counts: list[int]
     x: NDArray[Any]
     y: NDArray[Any]
@@ -113,32 +130,48 @@ class Examples:
     server: bool
 
     @classmethod
-    def of(cls, block: Block) -> "Examples":
+    def of(cls, block: Block) -> "StackedBlock":
         x, y = (torch.cat(list(rows)).numpy() for rows in (block.x, block.y))
-        return cls(block.clients, block.network, block.counts_C.tolist(), x, y, block.width, block.server)
+        return cls(
+            block.clients,
+            block.network_size,
+            block.counts_C.tolist(),
+            x,
+            y,
+            block.width,
+            block.server,
+        )
 
     def block(self) -> Block:
         x, y = (torch.split(torch.from_numpy(rows), self.counts) for rows in (self.x, self.y))
-        return Block(self.clients, self.network, x, y, self.width, self.server)
+        return Block(self.clients, self.network_size, x, y, self.width, self.server)
 
 
 @dataclass(frozen=True)
-class Luggage:
+class PlanPayload:
     """A Plan as it travels; its learner, whose module and vector are one memory, is made anew where it arrives."""
 
     algorithm: AnyAlgorithm
     learner: tuple[Any, ...]
-    train: Examples
-    test: Examples
+    train: StackedBlock
+    test: StackedBlock
     truth: Truth
     distributions: int
     key: Key
 
     @classmethod
-    def of(cls, plan: Plan) -> "Luggage":
+    def of(cls, plan: Plan) -> "PlanPayload":
         old = plan.learner
-        learner = (old.factory, old.sgd, old.loss, old.device, old.dtype)
-        return cls(plan.algorithm, learner, Examples.of(plan.train), Examples.of(plan.test), plan.truth, plan.distributions, plan.key)
+        learner = (old.factory, old.training, old.loss, old.device, old.dtype)
+        return cls(
+            plan.algorithm,
+            learner,
+            StackedBlock.of(plan.train),
+            StackedBlock.of(plan.test),
+            plan.truth,
+            plan.distributions,
+            plan.key,
+        )
 
     def plan(self) -> Plan:
         learner, train, test = Learner(*self.learner), self.train.block(), self.test.block()
@@ -164,9 +197,15 @@ class OwnModules(MetaPathFinder, InspectLoader):
     def __init__(self, sources: Mapping[str, str]) -> None:
         self.sources = sources
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         package = any(other.startswith(f"{name}.") for other in self.sources)
-        return spec_from_loader(name, self, is_package=package) if package or name in self.sources else None
+        return (
+            spec_from_loader(name, self, is_package=package)
+            if package or name in self.sources
+            else None
+        )
 
     def get_source(self, name: str) -> str:
         return self.sources.get(name, "")

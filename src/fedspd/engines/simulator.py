@@ -24,23 +24,35 @@ from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.learner import one_thread
-from fedspd.engines.block import BlockRunner, Header, Plan
 from fedspd.engines.engine import Engine, failure
-from fedspd.engines.processes import STOPPING, end_with_parent, give_memory_back, keep_memory, signals_held_back
+from fedspd.runtime.announcements import Announcements
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.plan import Plan
+from fedspd.runtime.processes import (
+    STOPPING,
+    end_with_parent,
+    give_memory_back,
+    keep_memory,
+    signals_held_back,
+)
 
 
 class Simulator(Engine):
     def __init__(self, plan: Plan, workers: int = 1) -> None:
         super().__init__(plan)
         keep_memory()
-        workers = workers if plan.learner.device.type == "cpu" else 1  # a fork cannot use a GPU that its parent has used
+        workers = (
+            workers if plan.learner.device.type == "cpu" else 1
+        )  # a fork cannot use a GPU that its parent has used
         self.memory = _shared_tensor(plan) if workers > 1 else None
         blocks = balanced([len(y) for y in plan.train.y], workers)
         parts = [plan.part(clients) for clients in blocks]
-        self.workers: Sequence[Worker | InProcess] = start(parts, self.memory) if len(parts) > 1 else [InProcess(parts[0])]
+        self.workers: Sequence[Worker | InProcess] = (
+            start(parts, self.memory) if len(parts) > 1 else [InProcess(parts[0])]
+        )
 
     def shared(self) -> Exchange:
-        header = Header.joined(self._all("share"))
+        header = Announcements.joined(self._all("share"))
         self._all("offer", header.cluster_CK.shape[1], header.size)
         first = self.workers[0]
         if isinstance(first, InProcess):
@@ -64,12 +76,12 @@ class Simulator(Engine):
             worker.post(command, arguments)
         return [worker.take() for worker in self.workers]
 
-    def _exchange(self, graph: Graph, header: Header) -> list[Header | None]:
+    def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
         self._all("offer", header.cluster_CK.shape[1], header.size)
         return self._all("hear", graph, header)
 
 
-class Desk:
+class CommandHandler:
     """What a worker does with a command, in its own process or in this one."""
 
     def __init__(self, plan: Plan, memory: Tensor | None) -> None:
@@ -90,12 +102,16 @@ class Desk:
 
     def offer(self, K: int, P: int) -> None:
         plan = self.runner.plan
-        shape = (plan.train.network, K, P)
+        shape = (plan.train.network_size, K, P)
         if self.memory is None:
-            self.buffer_NKP = self.runner.request.model_CKP  # the only block: what it offers is all that there is
+            self.buffer_NKP = (
+                self.runner.request.model_CKP
+            )  # the only block: what it offers is all that there is
             return
         if math.prod(shape) > len(self.memory):
-            raise ConfigError(f"The method offers {K} models, but clusters = {plan.algorithm.clusters}: it may offer one per cluster.")
+            raise ConfigError(
+                f"The method offers {K} models, but clusters = {plan.algorithm.clusters}: it may offer one per cluster."
+            )
         self.buffer_NKP = self.memory[: math.prod(shape)].view(shape)
         self.runner.offer(self.buffer_NKP)
 
@@ -104,7 +120,7 @@ class InProcess:
     """The only worker: no second process, easy to debug, and safe in a notebook."""
 
     def __init__(self, plan: Plan) -> None:
-        self.desk, self.result = Desk(plan, None), None
+        self.desk, self.result = CommandHandler(plan, None), None
 
     def post(self, command: str, arguments: tuple[Any, ...]) -> None:
         with one_thread():  # as in a worker process
@@ -152,7 +168,9 @@ class Worker:
 
 def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
     if not hasattr(os, "fork"):
-        raise ConfigError("--workers above 1 needs a system that can fork a process (Linux, macOS): use --workers 1 here.")
+        raise ConfigError(
+            "--workers above 1 needs a system that can fork a process (Linux, macOS): use --workers 1 here."
+        )
     context = multiprocessing.get_context("fork")
     workers: list[Worker] = []
     for part in parts:
@@ -166,7 +184,9 @@ def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
     return workers
 
 
-def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]) -> None:
+def _work(
+    plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]
+) -> None:
     """A worker's life: a command, an answer, until the pipe closes or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -175,7 +195,7 @@ def _work(plan: Plan, memory: Tensor | None, connection: Connection, foreign_end
     torch.set_num_threads(1)
     for end in foreign_ends:
         end.close()
-    desk = Desk(plan, memory)
+    desk = CommandHandler(plan, memory)
     while True:
         try:
             command, arguments = connection.recv()

@@ -3,6 +3,6 @@
 from fedspd.models.cnn import CifarCNN, PaperCNN
 from fedspd.models.dense import MLP, Linear
 from fedspd.models.mobilenet import MobileNetV2
-from fedspd.models.registry import MODELS, build
+from fedspd.models.registry import MODELS, build_model
 
-__all__ = ["MLP", "MODELS", "CifarCNN", "Linear", "MobileNetV2", "PaperCNN", "build"]
+__all__ = ["MLP", "MODELS", "CifarCNN", "Linear", "MobileNetV2", "PaperCNN", "build_model"]

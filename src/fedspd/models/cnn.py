@@ -27,8 +27,22 @@ class CifarCNN(nn.Sequential):
         channels, height, width = shapes.image(shape, "cifar-cnn", smallest=4)
         low, high, wide, narrow = (32, 64, 256, 128) if small else (128, 256, 1024, 512)
         super().__init__(
-            *(*_conv(channels, low, 5), nn.ReLU(), *_conv(low, low, 5), nn.MaxPool2d(2), nn.ReLU(), Dropout(0.25)),
-            *(*_conv(low, high, 3), nn.ReLU(), *_conv(high, high, 3), nn.MaxPool2d(2), nn.ReLU(), Dropout(0.25)),
+            *(
+                *_conv(channels, low, 5),
+                nn.ReLU(),
+                *_conv(low, low, 5),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+                Dropout(0.25),
+            ),
+            *(
+                *_conv(low, high, 3),
+                nn.ReLU(),
+                *_conv(high, high, 3),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+                Dropout(0.25),
+            ),
             nn.Flatten(),
             *(*_dense(high * (height // 4) * (width // 4), wide), Dropout(0.5)),
             *(*_dense(wide, narrow), Dropout(0.5)),
@@ -41,7 +55,9 @@ class CifarCNN(nn.Sequential):
 
 
 def _conv(inputs: int, outputs: int, kernel: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(
+        outputs
+    )
 
 
 def _dense(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

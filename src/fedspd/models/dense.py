@@ -14,4 +14,9 @@ class MLP(nn.Sequential):
     """One hidden layer."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int, hidden: int = 64) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(shapes.features(shape, "mlp"), hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        super().__init__(
+            nn.Flatten(),
+            nn.Linear(shapes.features(shape, "mlp"), hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, outputs),
+        )

@@ -17,7 +17,9 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        kept = torch.randint(STEPS, x.shape, dtype=torch.uint8, device=x.device) >= int(self.p * STEPS)
+        kept = torch.randint(STEPS, x.shape, dtype=torch.uint8, device=x.device) >= int(
+            self.p * STEPS
+        )
         return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:

@@ -70,6 +70,10 @@ def _blocks() -> list[InvertedResidual]:
     return blocks
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[nn.Module, ...]:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+def _conv(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1
+) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(
+        inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False
+    )
     return convolution, nn.BatchNorm2d(outputs), nn.ReLU6()

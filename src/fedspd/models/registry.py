@@ -6,7 +6,7 @@ from functools import partial
 from torch import nn
 
 from fedspd.core.errors import ConfigError, nearest
-from fedspd.core.named import named
+from fedspd.core.imports import load_object
 from fedspd.models.cnn import CifarCNN, PaperCNN
 from fedspd.models.dense import MLP, Linear
 from fedspd.models.mobilenet import MobileNetV2
@@ -21,7 +21,9 @@ MODELS: dict[str, str] = {
 HIDDEN = 64
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, *, small: bool = False, hidden: int = HIDDEN) -> nn.Module:
+def build_model(
+    name: str, shape: tuple[int, ...], classes: int, *, small: bool = False, hidden: int = HIDDEN
+) -> nn.Module:
     """A model for examples of one shape, with output [n, classes]; classes = 0: regression, with output [n].
 
     A name "module:function" is a user's own factory, called as function(shape, classes).
@@ -41,17 +43,23 @@ def build(name: str, shape: tuple[int, ...], classes: int, *, small: bool = Fals
 
 def _check_options(name: str, small: bool, hidden: int) -> None:
     if ":" not in name and name not in MODELS:
-        raise ConfigError(f'model.name = "{name}" is no known model; {nearest(name, MODELS)} A factory of your own is "module:function".')
+        raise ConfigError(
+            f'model.name = "{name}" is no known model; {nearest(name, MODELS)} A factory of your own is "module:function".'
+        )
     if small and name != "cifar-cnn":
-        raise ConfigError(f'model.small = true: only "cifar-cnn" has this option, and model.name = "{name}": leave it out.')
+        raise ConfigError(
+            f'model.small = true: only "cifar-cnn" has this option, and model.name = "{name}": leave it out.'
+        )
     if hidden != HIDDEN and name != "mlp":
-        raise ConfigError(f'model.hidden = {hidden}: only "mlp" has this option, and model.name = "{name}": leave it out.')
+        raise ConfigError(
+            f'model.hidden = {hidden}: only "mlp" has this option, and model.name = "{name}": leave it out.'
+        )
     if hidden < 1:
         raise ConfigError(f"model.hidden = {hidden}: expected at least 1 hidden unit.")
 
 
 def _call(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    factory = named("model.name", name, ConfigError)
+    factory = load_object("model.name", name, ConfigError)
     try:
         model = factory(shape, classes)
     except Exception as error:
@@ -59,5 +67,7 @@ def _call(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             f'model.name = "{name}": the call with shape {shape} and classes {classes} failed with {type(error).__name__}: {error}'
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f'model.name = "{name}": expected a torch.nn.Module, but the call returned {type(model).__name__}.')
+        raise ConfigError(
+            f'model.name = "{name}": expected a torch.nn.Module, but the call returned {type(model).__name__}.'
+        )
     return model

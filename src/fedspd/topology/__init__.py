@@ -1,6 +1,6 @@
 """Who can hear whom: the graph of every round, its link weights, and how well it mixes."""
 
-from fedspd.topology.build import Topology, build
+from fedspd.topology.build import Topology, build_topology
 from fedspd.topology.diagnostics import consensus_rate, describe, diameter, spectral_gap
 from fedspd.topology.links import link_matrix
 from fedspd.topology.options import KINDS, TopologyOptions
@@ -9,7 +9,7 @@ __all__ = [
     "KINDS",
     "Topology",
     "TopologyOptions",
-    "build",
+    "build_topology",
     "consensus_rate",
     "describe",
     "diameter",

@@ -16,9 +16,17 @@ class Topology:
         self.options = options
         self.clients = clients
         self._key = key
-        everyone = options.kind in ("complete", "star") and not options.remove  # no edge is ever asked for
-        self._first = np.empty(0, dtype=np.int64) if everyone else first_edges(options, clients, key.at(1))
-        first = Graph.complete(clients, options.rule, options.kind == "star") if everyone else self._graph(self._first)
+        everyone = (
+            options.kind in ("complete", "star") and not options.remove
+        )  # no edge is ever asked for
+        self._first = (
+            np.empty(0, dtype=np.int64) if everyone else first_edges(options, clients, key.at(1))
+        )
+        first = (
+            Graph.complete(clients, options.rule, options.kind == "star")
+            if everyone
+            else self._graph(self._first)
+        )
         self._latest = 1, self._first, first
 
     @property
@@ -44,7 +52,11 @@ class Topology:
         others = pair_count(self.clients) - len(edges)
         missing = len(self._first) - (1 - self.options.remove) * len(edges)
         add = min(1.0, max(0.0, missing / others)) if others else 0.0
-        chosen = rng.choice(others, rng.binomial(others, add), replace=False) if others else np.empty(0, dtype=np.int64)
+        chosen = (
+            rng.choice(others, rng.binomial(others, add), replace=False)
+            if others
+            else np.empty(0, dtype=np.int64)
+        )
         return np.sort(np.concatenate([kept, absent(edges, chosen)]))
 
     def _graph(self, edges: Ints) -> Graph:
@@ -54,7 +66,7 @@ class Topology:
         return Graph.from_edges(n, np.stack(decode(n, edges), axis=1), rule)
 
 
-def build(options: TopologyOptions, clients: int, key: Key) -> Topology:
+def build_topology(options: TopologyOptions, clients: int, key: Key) -> Topology:
     """The topology of a run; it follows from the options, the number of clients and the seed alone."""
     check(options, clients)
     return Topology(options, clients, key.of("topology"))

@@ -38,7 +38,8 @@ def describe(topology: Topology, key: Key, clusters: int = 2) -> dict[str, Any]:
         "degree_min": int(degree_N.min()),
         "degree_mean": float(degree_N.mean()),
         "degree_max": int(degree_N.max()),
-        "connected": graph.is_complete or bool(connected_components(_adjacency(graph), directed=False)[0] == 1),
+        "connected": graph.is_complete
+        or bool(connected_components(_adjacency(graph), directed=False)[0] == 1),
         "diameter": hops,
         "diameter_exact": exact,
         "spectral_gap": spectral_gap(graph, key.of("spectral gap")),
@@ -52,12 +53,24 @@ def _notes(topology: Topology, graph: Graph, exact: bool, rate: float) -> list[s
     options, mean = topology.options, float(graph.degree.mean())
     asked = options.usual_degree(graph.clients)
     notes = [
-        (topology.kind == "ba" and abs(mean - asked) > 0.005, f"the average degree is {mean:.3g}, where {asked:g} was asked"),
+        (
+            topology.kind == "ba" and abs(mean - asked) > 0.005,
+            f"the average degree is {mean:.3g}, where {asked:g} was asked",
+        ),
         (not exact, f"the diameter is at least this: it is exact up to {EXACT_DIAMETER} clients"),
-        (options.remove > 0, f"this is round 1; each later round removes an edge with probability {options.remove:g}"),
+        (
+            options.remove > 0,
+            f"this is round 1; each later round removes an edge with probability {options.remove:g}",
+        ),
         (graph.rule == "examples", "every client counts alike here, as its examples are not known"),
-        (graph.rule in ROBUST, f"{graph.rule} is no matrix: spectral gap and p are those of uniform weights"),
-        (rate <= 0, "p <= 0: these weights do not keep the mean, and one exchange may take clients apart; metropolis keeps it"),
+        (
+            graph.rule in ROBUST,
+            f"{graph.rule} is no matrix: spectral gap and p are those of uniform weights",
+        ),
+        (
+            rate <= 0,
+            "p <= 0: these weights do not keep the mean, and one exchange may take clients apart; metropolis keeps it",
+        ),
     ]
     return [note for holds, note in notes if holds]
 
@@ -107,7 +120,11 @@ def consensus_rate(graph: Graph, clusters: int, key: Key) -> float:
     doubly stochastic it may be 0 or below.
     """
     chosen = 1 / clusters
-    expected = _expected_metropolis(graph, chosen) if graph.rule == "metropolis" else _expected_uniform(graph, chosen)
+    expected = (
+        _expected_metropolis(graph, chosen)
+        if graph.rule == "metropolis"
+        else _expected_uniform(graph, chosen)
+    )
     return 1 - _largest_eigenvalue(expected, np.ones(graph.clients), key)
 
 
@@ -127,7 +144,9 @@ def _expected_metropolis(graph: Graph, chosen: float) -> Apply:
         once_N = weight_N * x_N - weights(x_N)
         twice_N = weight_N * once_N - weights(once_N)
         square_x_N = square_N * x_N - squares(x_N)
-        return np.asarray(x_N - 2 * edge * once_N + edges * twice_N + 2 * (edge - edges) * square_x_N)
+        return np.asarray(
+            x_N - 2 * edge * once_N + edges * twice_N + 2 * (edge - edges) * square_x_N
+        )
 
     return apply
 
@@ -149,7 +168,9 @@ def _expected_uniform(graph: Graph, chosen: float) -> Apply:
     With k active neighbours, an active client's row is 1 / (1 + k) at itself and at those. The expected product of two of its
     entries is `own` for itself twice, `one` if one neighbour must be active, `two` if two must.
     """
-    own_N, one_N, two_N = (chosen**needed * _mean_square_share(graph.degree, needed, chosen) for needed in (0, 1, 2))
+    own_N, one_N, two_N = (
+        chosen**needed * _mean_square_share(graph.degree, needed, chosen) for needed in (0, 1, 2)
+    )
     around = _around(graph)
     alone_N = own_N + around(one_N - two_N)
 
@@ -186,9 +207,13 @@ def _largest_eigenvalue(apply: Apply, known_N: Floats, key: Key) -> float:
     if n <= DENSE:
         columns = [project(apply(project(basis_N))) for basis_N in np.eye(n)]
         return float(np.abs(np.linalg.eigvalsh(np.stack(columns))).max())
-    operator = LinearOperator((n, n), matvec=lambda x_N: project(apply(project(x_N.ravel()))), dtype=np.float64)
+    operator = LinearOperator(
+        (n, n), matvec=lambda x_N: project(apply(project(x_N.ravel()))), dtype=np.float64
+    )
     start_N = project(key.numpy().standard_normal(n))
-    return float(abs(eigsh(operator, k=1, ncv=40, tol=1e-7, v0=start_N, return_eigenvectors=False)[0]))
+    return float(
+        abs(eigsh(operator, k=1, ncv=40, tol=1e-7, v0=start_N, return_eigenvectors=False)[0])
+    )
 
 
 def _around(graph: Graph) -> Apply:
@@ -202,4 +227,6 @@ def _around(graph: Graph) -> Apply:
 def _adjacency(graph: Graph) -> Matrix:
     hearer, heard = graph.pairs(range(graph.clients))
     other = hearer != heard
-    return csr_array((np.ones(other.sum()), (hearer[other], heard[other])), shape=(graph.clients, graph.clients))
+    return csr_array(
+        (np.ones(other.sum()), (hearer[other], heard[other])), shape=(graph.clients, graph.clients)
+    )

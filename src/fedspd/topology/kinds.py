@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 from fedspd.core.errors import TopologyError
 from fedspd.core.keys import Key
 from fedspd.topology.options import TopologyOptions, edges_of_degree
-from fedspd.topology.pairs import Ints, components, connected_choice, decode, encode, joining, pair_count
+from fedspd.topology.pairs import (
+    Ints,
+    components,
+    connected_choice,
+    decode,
+    encode,
+    joining,
+    pair_count,
+)
 
 
 def first_edges(options: TopologyOptions, n: int, key: Key) -> Ints:
@@ -61,8 +69,11 @@ def _erdos_renyi(options: TopologyOptions, n: int, key: Key) -> Ints:
 def _barabasi_albert(options: TopologyOptions, n: int, key: Key) -> Ints:
     import networkx
 
-    attached = max(1, round(options.usual_degree(n) / 2))
-    edges = np.array(networkx.barabasi_albert_graph(n, attached, seed=key.number()).edges(), dtype=np.int64)
+    attach_newcomers = max(1, round(options.usual_degree(n) / 2))
+    edges = np.array(
+        networkx.barabasi_albert_graph(n, attach_newcomers, seed=key.number()).edges(),
+        dtype=np.int64,
+    )
     return encode(n, edges[:, 0], edges[:, 1])
 
 
@@ -102,8 +113,14 @@ def _from_file(path: Path, n: int) -> Ints:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as problem:
-        raise TopologyError(f"topology.file = '{path}' cannot be read ({problem.strerror}): give the path of an edge list.") from None
-    edges = [edge for place, line in enumerate(lines, 1) if (edge := _read_edge(line, f"{path}, line {place}", n))]
+        raise TopologyError(
+            f"topology.file = '{path}' cannot be read ({problem.strerror}): give the path of an edge list."
+        ) from None
+    edges = [
+        edge
+        for place, line in enumerate(lines, 1)
+        if (edge := _read_edge(line, f"{path}, line {place}", n))
+    ]
     pair = np.array(edges, dtype=np.int64).reshape(-1, 2)
     number = encode(n, pair[:, 0], pair[:, 1])
     _check_connected(number, n, path)
@@ -115,12 +132,18 @@ def _read_edge(line: str, place: str, n: int) -> tuple[int, int] | None:
     if not words:
         return None
     if len(words) != 2 or not all(re.fullmatch("[0-9]{1,18}", word) for word in words):
-        raise TopologyError(f"{place}: '{line.strip()}' is not an edge: expected two client ids such as '0 1'.")
+        raise TopologyError(
+            f"{place}: '{line.strip()}' is not an edge: expected two client ids such as '0 1'."
+        )
     i, j = int(words[0]), int(words[1])
     if max(i, j) >= n:
-        raise TopologyError(f"{place}: client {max(i, j)} does not exist: with clients = {n} the ids are 0 to {n - 1}.")
+        raise TopologyError(
+            f"{place}: client {max(i, j)} does not exist: with clients = {n} the ids are 0 to {n - 1}."
+        )
     if i == j:
-        raise TopologyError(f"{place}: '{i} {j}' joins client {i} to itself: remove the line, every client hears itself anyway.")
+        raise TopologyError(
+            f"{place}: '{i} {j}' joins client {i} to itself: remove the line, every client hears itself anyway."
+        )
     return i, j
 
 
@@ -130,7 +153,9 @@ def _check_connected(number: Ints, n: int, path: Path) -> None:
         return
     parts = "; ".join(_some(np.flatnonzero(label == part)) for part in range(min(count, 3)))
     more = "; ..." if count > 3 else ""
-    raise TopologyError(f"topology.file = '{path}' is not connected but in {count} parts ({parts}{more}): add edges between them.")
+    raise TopologyError(
+        f"topology.file = '{path}' is not connected but in {count} parts ({parts}{more}): add edges between them."
+    )
 
 
 def _some(clients: Ints) -> str:

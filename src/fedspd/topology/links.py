@@ -14,7 +14,9 @@ from fedspd.core.graph import Graph
 Matrix: TypeAlias = "csr_array[np.float64, tuple[int, int]]"
 
 
-def link_matrix(graph: Graph, active: NDArray[np.bool_] | None = None, counts: NDArray[np.int64] | None = None) -> Matrix:
+def link_matrix(
+    graph: Graph, active: NDArray[np.bool_] | None = None, counts: NDArray[np.int64] | None = None
+) -> Matrix:
     """W of Eq. 1 for the clients that chose the cluster (`active`; all, if not given). Any other client keeps what it has.
 
     uniform      1 / (number of active clients in the closed neighbourhood)

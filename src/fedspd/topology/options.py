@@ -58,37 +58,53 @@ def check(options: TopologyOptions, clients: int) -> None:
     _check_names(options)
     _check_fit(options)
     if not 0 <= options.remove <= 1:
-        raise TopologyError(f"topology.remove = {options.remove:g} is not a probability: give a number from 0 to 1.")
+        raise TopologyError(
+            f"topology.remove = {options.remove:g} is not a probability: give a number from 0 to 1."
+        )
     if options.weights == "clipped" and options.kind == "star":
         raise TopologyError(
             "topology.weights = 'clipped' has no meaning for topology.kind = 'star': a server has no model to measure from; "
             "use median or trimmed."
         )
     if options.remove and options.kind == "star":
-        raise TopologyError(f"topology.remove = {options.remove:g} has no meaning for topology.kind = 'star': leave it out.")
+        raise TopologyError(
+            f"topology.remove = {options.remove:g} has no meaning for topology.kind = 'star': leave it out."
+        )
     if clients > 1:
         _check_numbers(options, clients)
 
 
 def _check_names(options: TopologyOptions) -> None:
     if options.kind not in KINDS:
-        raise TopologyError(f"topology.kind = '{options.kind}' is unknown: {nearest(options.kind, KINDS)}")
+        raise TopologyError(
+            f"topology.kind = '{options.kind}' is unknown: {nearest(options.kind, KINDS)}"
+        )
     rules = get_args(LinkRule)
     if options.weights is not None and options.weights not in rules:
-        raise TopologyError(f"topology.weights = '{options.weights}' is unknown: {nearest(options.weights, rules)}")
+        raise TopologyError(
+            f"topology.weights = '{options.weights}' is unknown: {nearest(options.weights, rules)}"
+        )
 
 
 def _check_fit(options: TopologyOptions) -> None:
     """Every option that is given must mean something to this kind, and only one may say how many edges there are."""
-    given = {name: value for name in ("degree", "probability", "radius", "file") if (value := getattr(options, name)) is not None}
+    given = {
+        name: value
+        for name in ("degree", "probability", "radius", "file")
+        if (value := getattr(options, name)) is not None
+    }
     for name, value in given.items():
         if name not in KINDS[options.kind]:
-            raise TopologyError(f"topology.{name} = {value} has no meaning for topology.kind = '{options.kind}': leave it out.")
+            raise TopologyError(
+                f"topology.{name} = {value} has no meaning for topology.kind = '{options.kind}': leave it out."
+            )
     if len(given) > 1:
         both = " and ".join(f"topology.{name} = {value:g}" for name, value in given.items())
         raise TopologyError(f"{both} both say how many edges there are: give one of them.")
     if options.kind == "file" and not options.file:
-        raise TopologyError("topology.kind = 'file' needs topology.file, the path of an edge list: give it.")
+        raise TopologyError(
+            "topology.kind = 'file' needs topology.file, the path of an edge list: give it."
+        )
 
 
 def _check_numbers(options: TopologyOptions, clients: int) -> None:
@@ -98,12 +114,18 @@ def _check_numbers(options: TopologyOptions, clients: int) -> None:
             f"topology.degree = {degree:g} is impossible with clients = {clients}: give a number above 0 and at most {clients - 1}."
         )
     if probability is not None and not 0 <= probability <= 1:
-        raise TopologyError(f"topology.probability = {probability:g} is not a probability: give a number from 0 to 1.")
+        raise TopologyError(
+            f"topology.probability = {probability:g} is not a probability: give a number from 0 to 1."
+        )
     if probability is not None and probability < 2 / clients:
         _refuse_sparse("probability", probability, clients, 2 / clients)
     if radius is not None and not radius > 0:
         raise TopologyError(f"topology.radius = {radius:g} is impossible: give a distance above 0.")
-    if options.kind in ("er", "rgg") and degree is not None and edges_of_degree(degree, clients) < clients - 1:
+    if (
+        options.kind in ("er", "rgg")
+        and degree is not None
+        and edges_of_degree(degree, clients) < clients - 1
+    ):
         _refuse_sparse("degree", degree, clients, 2 * (clients - 1) / clients)
 
 

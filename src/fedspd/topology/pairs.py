@@ -42,7 +42,9 @@ def absent(present: Ints, rank: Ints) -> Ints:
 def components(n: int, number: Ints) -> tuple[int, Ints]:
     """How many components there are, and the component of every client."""
     i, j = decode(n, number)
-    count, label = connected_components(coo_array((np.ones(len(i)), (i, j)), shape=(n, n)), directed=False)
+    count, label = connected_components(
+        coo_array((np.ones(len(i)), (i, j)), shape=(n, n)), directed=False
+    )
     return int(count), label.astype(np.int64)
 
 

@@ -9,13 +9,18 @@ import pytest
 import torch
 
 from fedspd.config import validate
-from fedspd.node.grpc_transport import GrpcTransport
-from fedspd.node.memory import MemoryTransport
-from fedspd.node.network import create
-from fedspd.node.transport import Announcement, Hello, Offer, Request
+from fedspd.node.host.provisioning import create
+from fedspd.node.wire.grpc_transport import GrpcTransport
+from fedspd.node.wire.memory import MemoryTransport
+from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 
 NAMES = ["a", "b", "c", "d"]
-CONFIG = {"clients": 4, "clusters": 3, "topology": {"kind": "ring"}, "model": {"name": "mlp", "hidden": 2000}}
+CONFIG = {
+    "clients": 4,
+    "clusters": 3,
+    "topology": {"kind": "ring"},
+    "model": {"name": "mlp", "hidden": 2000},
+}
 
 
 def free_ports(count):
@@ -33,7 +38,9 @@ class Node:
 
     def __init__(self, manifest):
         self.agreement, self.heard = manifest.agreement, []
-        self.model_KP = torch.arange(3 * manifest.size, dtype=getattr(torch, manifest.dtype)).reshape(3, -1)
+        self.model_KP = torch.arange(
+            3 * manifest.size, dtype=getattr(torch, manifest.dtype)
+        ).reshape(3, -1)
 
     def hello(self, sender, said):
         self.heard.append((sender, said))
@@ -53,9 +60,16 @@ class World:
 
     def __init__(self, kind, folder, config):
         self.kind, self.folder, self.network = kind, folder, {}
-        addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(4), strict=True)}
+        addresses = {
+            name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(4), strict=True)
+        }
         self.manifest = create(
-            validate(config), folder, names=NAMES, addresses=addresses, example=((1, 8, 8), 10), secure=kind != "plaintext"
+            validate(config),
+            folder,
+            names=NAMES,
+            addresses=addresses,
+            example=((1, 8, 8), 10),
+            secure=kind != "plaintext",
         )
         self.nodes = {name: Node(self.manifest) for name in NAMES}
 
@@ -66,7 +80,12 @@ class World:
         cls = type("Odd", (cls,), overrides) if overrides else cls
         if self.kind == "memory":
             return cls(self.network, manifest, name)
-        return cls(manifest, self.folder / "nodes" / name, name, insecure_plaintext=self.kind == "plaintext")
+        return cls(
+            manifest,
+            self.folder / "nodes" / name,
+            name,
+            insecure_plaintext=self.kind == "plaintext",
+        )
 
     @asynccontextmanager
     async def running(self, *transports):
@@ -132,4 +151,10 @@ def secure(tmp_path):
 @pytest.fixture
 def tools():
     """Functions for the tests of this folder."""
-    return {"lying": lying, "eventually": eventually, "free_ports": free_ports, "World": World, "CONFIG": CONFIG}
+    return {
+        "lying": lying,
+        "eventually": eventually,
+        "free_ports": free_ports,
+        "World": World,
+        "CONFIG": CONFIG,
+    }

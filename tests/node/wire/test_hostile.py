@@ -10,12 +10,12 @@ import grpc
 import pytest
 import torch
 
-from fedspd.core.errors import Refused, Rubbish, TransportError, Unreachable
+from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
 from fedspd.core.keys import Key
-from fedspd.node.grpc_transport import SERVICE
-from fedspd.node.identity import Credentials, host_name
-from fedspd.node.transport import Offer
-from fedspd.node.wire import CHUNK, CHUNK_FRAME, Rules, encode, frames, pack
+from fedspd.node.identity.credentials import Credentials, host_name
+from fedspd.node.wire.codec import CHUNK, CHUNK_FRAME, WireLimits, encode, frames, pack
+from fedspd.node.wire.grpc_transport import SERVICE
+from fedspd.node.wire.messages import Offer
 
 LIMIT = 20.0
 PROMPT = 1.0  # seconds for a hello, whatever else is going on
@@ -46,17 +46,19 @@ async def prompt(world, good, to="a"):
 
 @pytest.mark.parametrize("endless", ["chunks", "empty frames", "headers", "noise"])
 def test_an_endless_answer_is_cut_off_at_once(secure, tools, endless):
-    rules, size = Rules.of(secure.manifest), secure.manifest.size
+    rules, size = WireLimits.of(secure.manifest), secure.manifest.size
     good = list(frames(rules, "b", secure.request, pack(Offer((0, 2), torch.zeros(2, size)))))
     start, then = {
         "chunks": (good, good[1]), "empty frames": (good[:1], b""), "headers": (good[:1], good[0]), "noise": ([], b"\xff" * CHUNK),
     }[endless]  # fmt: skip
 
     async def work():
-        async with secure.running("a", secure.make("b", serve=tools["lying"](*start, then=then)), "d") as (a, b, d):
+        async with secure.running(
+            "a", secure.make("b", serve=tools["lying"](*start, then=then)), "d"
+        ) as (a, b, d):
             before, started = megabytes(), time.monotonic()
             for _ in range(3):
-                with pytest.raises(Rubbish):
+                with pytest.raises(MalformedError):
                     await a.fetch("b", secure.request, LIMIT)
             assert time.monotonic() - started < LIMIT
             assert a.received["b"] <= 3 * (rules.offer_bytes(2, size) + 2 * CHUNK_FRAME)
@@ -72,12 +74,15 @@ async def vacant(transport):
 
 
 def test_an_endless_hello_is_cut_off(secure, tools):
-    rules = Rules.of(secure.manifest)
+    rules = WireLimits.of(secure.manifest)
     hello = encode(rules, "b", secure.said())
 
     async def work():
-        async with secure.running("a", secure.make("b", serve=tools["lying"](then=hello))) as (a, _):
-            with pytest.raises(Rubbish, match="a second frame"):
+        async with secure.running("a", secure.make("b", serve=tools["lying"](then=hello))) as (
+            a,
+            _,
+        ):
+            with pytest.raises(MalformedError, match="a second frame"):
                 await a.hello("b", secure.said(), LIMIT)
             assert a.received["b"] == 2 * len(hello)
 
@@ -86,8 +91,10 @@ def test_an_endless_hello_is_cut_off(secure, tools):
 
 def test_a_huge_frame_is_not_taken_in(secure, tools):
     async def work():
-        async with secure.running("a", secure.make("b", serve=tools["lying"](b"\0" * 20 * 2**20))) as (a, _):
-            with pytest.raises(Rubbish, match="more than"):
+        async with secure.running(
+            "a", secure.make("b", serve=tools["lying"](b"\0" * 20 * 2**20))
+        ) as (a, _):
+            with pytest.raises(MalformedError, match="more than"):
                 await a.fetch("b", secure.request, LIMIT)
             assert (a.refused, a.rubbish, a.received["b"]) == ({"size": 1}, {"b": 1}, 0)
 
@@ -95,7 +102,7 @@ def test_a_huge_frame_is_not_taken_in(secure, tools):
 
 
 def test_a_drip_of_bytes_ends_at_the_limit(secure):
-    rules, size = Rules.of(secure.manifest), secure.manifest.size
+    rules, size = WireLimits.of(secure.manifest), secure.manifest.size
     header = next(frames(rules, "b", secure.request, pack(Offer((0, 2), torch.zeros(2, size)))))
 
     async def serve(self, sender, kind, data):
@@ -104,13 +111,15 @@ def test_a_drip_of_bytes_ends_at_the_limit(secure):
 
     async def work():
         async with secure.running("a", secure.make("b", serve=serve)) as (a, _):
-            with pytest.raises(Unreachable, match="did not answer in time"):
+            with pytest.raises(UnreachableError, match="did not answer in time"):
                 await a.fetch("b", secure.request, 0.5)
 
     run(work())
 
 
-@pytest.mark.parametrize("status", ["CANCELLED", "RESOURCE_EXHAUSTED", "INTERNAL", "OK", "UNAUTHENTICATED"])
+@pytest.mark.parametrize(
+    "status", ["CANCELLED", "RESOURCE_EXHAUSTED", "INTERNAL", "OK", "UNAUTHENTICATED"]
+)
 def test_whatever_status_a_neighbour_sends_is_a_transport_error(secure, status):
     def handling(self, kind):
         async def handle(requests, context):
@@ -141,7 +150,9 @@ async def certified(world, name, to="a", options=()):
     own = Credentials.load(world.folder / "nodes" / name)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     target = ("grpc.ssl_target_name_override", host_name(world.manifest.network, to))
-    async with grpc.aio.secure_channel(world.manifest.member(to).address, credentials, options=[target, *options]) as channel:
+    async with grpc.aio.secure_channel(
+        world.manifest.member(to).address, credentials, options=[target, *options]
+    ) as channel:
         yield channel
 
 
@@ -172,7 +183,7 @@ def test_a_bomb_as_an_answer_is_not_unpacked(secure):
 
     async def work():
         async with secure.running("a", secure.make("b", _handling=handling)) as (a, _):
-            with pytest.raises(Rubbish, match="expected at most"):
+            with pytest.raises(MalformedError, match="expected at most"):
                 await a.fetch("b", secure.request, LIMIT)
             assert 0 < a.received["b"] < CHUNK_FRAME
 
@@ -194,7 +205,10 @@ def test_a_huge_request_is_not_taken_in(secure):
 def test_headers_of_many_kilobytes_are_refused(secure):
     async def work():
         async with secure.running("a", "d") as (_, d), certified(secure, "b") as channel:
-            call, said = channel.unary_unary(f"/{SERVICE}/Hello"), encode(Rules.of(secure.manifest), "b", secure.said())
+            call, said = (
+                channel.unary_unary(f"/{SERVICE}/Hello"),
+                encode(WireLimits.of(secure.manifest), "b", secure.said()),
+            )
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(said, timeout=LIMIT, metadata=[("x", "y" * 100_000)])
             assert secure.nodes["a"].heard == []
@@ -210,7 +224,9 @@ def test_calls_that_are_opened_and_left_take_a_few_places_only(secure):
         async with secure.running("a", "d") as (a, d):
             open_calls, channels = [], []
             for number in range(30):
-                context = certified(secure, "b", options=[("grpc.use_local_subchannel_pool", 1), ("number", number)])
+                context = certified(
+                    secure, "b", options=[("grpc.use_local_subchannel_pool", 1), ("number", number)]
+                )
                 channel = await context.__aenter__()
                 channels.append(context)
                 open_calls += [channel.stream_stream(f"/{SERVICE}/Fetch")() for _ in range(10)]
@@ -230,7 +246,7 @@ def test_calls_that_are_opened_and_left_take_a_few_places_only(secure):
 def test_a_neighbour_that_never_reads_its_models_blocks_nobody_else(secure):
     async def work():
         async with secure.running("a", "d") as (_, d), certified(secure, "b") as channel:
-            asked = encode(Rules.of(secure.manifest), "b", secure.request)
+            asked = encode(WireLimits.of(secure.manifest), "b", secure.request)
             calls = [channel.unary_stream(f"/{SERVICE}/Fetch")(asked) for _ in range(2)]
             for call in calls:
                 assert len(await call.read()) > 0  # the header; and then no more
@@ -311,11 +327,11 @@ def test_a_plaintext_client_gets_nowhere(secure):
 
 def test_messages_replayed_by_another_neighbour_are_refused(secure):
     """What b once said to a, d cannot say again: the message names b, and d's certificate does not."""
-    asked = encode(Rules.of(secure.manifest), "b", secure.announcement)
+    asked = encode(WireLimits.of(secure.manifest), "b", secure.announcement)
 
     async def work():
         async with secure.running("a", "d") as (a, d):
-            with pytest.raises(Refused, match="from 'b', but it came from 'd'"):
+            with pytest.raises(RejectedError, match="from 'b', but it came from 'd'"):
                 async for _ in d.carry("a", "Announce", asked, LIMIT):
                     pass
             assert (a.refused, secure.nodes["a"].heard) == ({"sender": 1}, [])

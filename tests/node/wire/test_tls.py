@@ -10,12 +10,12 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fedspd.core.errors import ConfigError, NodeError, Refused, Unreachable
-from fedspd.node.grpc_transport import SERVICE, Door, GrpcTransport
-from fedspd.node.identity import Authority, Credentials, host_name, now
-from fedspd.node.manifest import Manifest
-from fedspd.node.network import add, revoke
-from fedspd.node.wire import Rules, encode
+from fedspd.core.errors import ConfigError, NodeError, RejectedError, UnreachableError
+from fedspd.node.host.provisioning import add, revoke
+from fedspd.node.identity.credentials import Authority, Credentials, host_name, now
+from fedspd.node.identity.manifest import Manifest
+from fedspd.node.wire.codec import WireLimits, encode
+from fedspd.node.wire.grpc_transport import SERVICE, GrpcTransport, TlsContext
 
 LIMIT = 20.0
 
@@ -28,8 +28,12 @@ async def hello(world, own, to="a", server=None):
     """With these credentials; what gRPC says to it."""
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     target = ("grpc.ssl_target_name_override", host_name(server or world.manifest.network, to))
-    async with grpc.aio.secure_channel(world.manifest.member(to).address, credentials, options=[target]) as channel:
-        return await channel.unary_unary(f"/{SERVICE}/Hello")(encode(Rules.of(world.manifest), "b", world.said()), timeout=LIMIT)
+    async with grpc.aio.secure_channel(
+        world.manifest.member(to).address, credentials, options=[target]
+    ) as channel:
+        return await channel.unary_unary(f"/{SERVICE}/Hello")(
+            encode(WireLimits.of(world.manifest), "b", world.said()), timeout=LIMIT
+        )
 
 
 # ---- certificates
@@ -58,7 +62,7 @@ def test_a_foreign_authority_is_refused_by_both_and_the_log_says_why(secure, cap
 
 def test_an_expired_certificate_is_refused_and_the_log_says_why(secure, capfd, monkeypatch):
     authority = Authority.load(secure.folder)
-    monkeypatch.setattr("fedspd.node.certificates.now", lambda: now() - timedelta(days=3))
+    monkeypatch.setattr("fedspd.node.identity.certificates.now", lambda: now() - timedelta(days=3))
     expired = authority.issue("b", 1, ["a"], "127.0.0.1:1", days=1)
 
     async def work():
@@ -76,9 +80,13 @@ def test_an_impostor_at_a_neighbours_address_is_not_spoken_to(secure):
     address = secure.manifest.member("b").address
 
     async def work():
-        impostor = GrpcTransport(secure.manifest, secure.folder / "nodes" / "c", "c", address=address)
+        impostor = GrpcTransport(
+            secure.manifest, secure.folder / "nodes" / "c", "c", address=address
+        )
         async with secure.running("a", impostor) as (a, _):
-            with pytest.raises(Unreachable, match=r"'b' cannot be reached .*Hostname Verification"):
+            with pytest.raises(
+                UnreachableError, match=r"'b' cannot be reached .*Hostname Verification"
+            ):
                 await a.hello("b", secure.said(), LIMIT)
             assert secure.nodes["c"].heard == []
 
@@ -102,9 +110,11 @@ def test_whoever_is_revoked_is_refused_from_then_on_and_not_called(secure, caplo
         async with secure.running("a", "b", "d") as (a, b, d):
             await b.hello("a", secure.said(), LIMIT)
             revoke(secure.folder, "b")
-            with pytest.raises(Refused, match="revoked"):
+            with pytest.raises(RejectedError, match="revoked"):
                 await b.hello("a", secure.said(), LIMIT)  # over the connection that it has
-            with pytest.raises(Refused, match=r"'b' is not called: its certificate is in revoked\.crl"):
+            with pytest.raises(
+                RejectedError, match=r"'b' is not called: its certificate is in revoked\.crl"
+            ):
                 await a.hello("b", secure.said(), LIMIT)
             await d.hello("a", secure.said(), LIMIT)
             assert a.refused == {"revoked": 1}  # what b asked; what a does not ask is no refusal
@@ -115,26 +125,29 @@ def test_whoever_is_revoked_is_refused_from_then_on_and_not_called(secure, caplo
 
 
 def test_a_certificate_is_checked_again_when_its_time_is_over(secure):
-    door = Door(secure.manifest, secure.folder / "nodes" / "a", "a")
-    context = {"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [(secure.folder / "nodes/b/node.crt").read_bytes()]}
+    door = TlsContext(secure.manifest, secure.folder / "nodes" / "a", "a")
+    context = {
+        "ssl_tls_version": [b"TLSv1.3"],
+        "x509_pem_cert": [(secure.folder / "nodes/b/node.crt").read_bytes()],
+    }
     assert door.caller(context).name == "b"
     door.clock = door.gate._clock = lambda: now() + timedelta(days=400)
-    with pytest.raises(Refused, match=r"^expired: "):
+    with pytest.raises(RejectedError, match=r"^expired: "):
         door.caller(context)
 
 
 def test_old_tls_is_refused_even_if_grpc_took_it(secure):
-    door = Door(secure.manifest, secure.folder / "nodes" / "a", "a")
+    door = TlsContext(secure.manifest, secure.folder / "nodes" / "a", "a")
     certificate = (secure.folder / "nodes/b/node.crt").read_bytes()
     for version in ({"ssl_tls_version": [b"TLSv1.2"]}, {}):
-        with pytest.raises(Refused, match=r"^old TLS: "):
+        with pytest.raises(RejectedError, match=r"^old TLS: "):
             door.caller({"x509_pem_cert": [certificate], **version})
 
 
 def test_many_certificates_take_no_memory(secure):
     """A neighbour that gets a new certificate every day."""
     authority = Authority.load(secure.folder)
-    door = Door(secure.manifest, secure.folder / "nodes" / "a", "a")
+    door = TlsContext(secure.manifest, secure.folder / "nodes" / "a", "a")
     for number in range(300):
         own = authority.issue("b", 1, ["a"], f"127.0.0.1:{number + 1}")
         door.caller({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [own.certificate]})
@@ -148,7 +161,9 @@ def test_a_newcomer_is_heard_and_called_by_nodes_that_were_never_told_of_it(secu
             (port,) = tools["free_ports"](1)
             add(secure.folder, "new", ["a"], f"127.0.0.1:{port}")
             bundle = secure.folder / "nodes" / "new"
-            async with secure.running(GrpcTransport(Manifest.load(bundle / "manifest.json"), bundle, "new")) as (new,):
+            async with secure.running(
+                GrpcTransport(Manifest.load(bundle / "manifest.json"), bundle, "new")
+            ) as (new,):
                 await new.hello("a", secure.said(), LIMIT)
                 assert [sender for sender, _ in secure.nodes["a"].heard] == ["new"]
                 assert a.client("new") == 4
@@ -163,8 +178,8 @@ def test_a_newcomer_is_heard_and_called_by_nodes_that_were_never_told_of_it(secu
 NODE = """
 import asyncio, sys
 from pathlib import Path
-from fedspd.node.grpc_transport import GrpcTransport
-from fedspd.node.manifest import Manifest
+from fedspd.node.wire.grpc_transport import GrpcTransport
+from fedspd.node.identity.manifest import Manifest
 
 async def live():
     bundle = Path(sys.argv[1])
@@ -181,7 +196,10 @@ asyncio.run(live())
 def test_only_tls_1_3_is_spoken(secure):
     """In a process of its own: gRPC reads its ciphers when it is first imported."""
     with subprocess.Popen(
-        [sys.executable, "-c", NODE, str(secure.folder / "nodes" / "a")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NODE, str(secure.folder / "nodes" / "a")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as node:
         assert node.stdout.readline() == "ready\n"
         assert handshake(secure, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
@@ -199,7 +217,10 @@ def handshake(world, version):
     context.set_alpn_protocols(["h2"])
     host, port = world.manifest.member("a").address.split(":")
     name = host_name(world.manifest.network, "a")
-    with socket.create_connection((host, int(port)), timeout=LIMIT) as raw, context.wrap_socket(raw, server_hostname=name) as wrapped:
+    with (
+        socket.create_connection((host, int(port)), timeout=LIMIT) as raw,
+        context.wrap_socket(raw, server_hostname=name) as wrapped,
+    ):
         return wrapped.version()
 
 
@@ -212,7 +233,10 @@ def test_a_taken_address_is_a_clear_error(secure):
     async def work():
         async with secure.running("a"):
             other = secure.make("a")
-            with pytest.raises(NodeError, match=f"The address '{address}' cannot be listened on: another process has it"):
+            with pytest.raises(
+                NodeError,
+                match=f"The address '{address}' cannot be listened on: another process has it",
+            ):
                 await other.start(secure.nodes["a"])
             await other.stop()
 
@@ -221,11 +245,19 @@ def test_a_taken_address_is_a_clear_error(secure):
 
 def test_a_node_can_listen_elsewhere_than_where_it_is_called(secure, tools):
     (port,) = tools["free_ports"](1)
-    assert GrpcTransport(secure.manifest, secure.folder / "nodes" / "a", "a", address=f"0.0.0.0:{port}").address == f"0.0.0.0:{port}"
+    assert (
+        GrpcTransport(
+            secure.manifest, secure.folder / "nodes" / "a", "a", address=f"0.0.0.0:{port}"
+        ).address
+        == f"0.0.0.0:{port}"
+    )
 
 
 def test_the_bundle_of_another_node_is_refused(secure):
-    with pytest.raises(NodeError, match="is the bundle of the node 'b', or of another network: expected that of 'a'"):
+    with pytest.raises(
+        NodeError,
+        match="is the bundle of the node 'b', or of another network: expected that of 'a'",
+    ):
         GrpcTransport(secure.manifest, secure.folder / "nodes" / "b", "a")
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedspd.core.errors import Refused, Unreachable
-from fedspd.node.transport import JOINING, Offer, Request
-from fedspd.node.wire import CHUNK
+from fedspd.core.errors import RejectedError, UnreachableError
+from fedspd.node.wire.codec import CHUNK
+from fedspd.node.wire.messages import JOINING, Offer, Request
 
 LIMIT = 20.0  # seconds: generous, for none of these calls should need them
 
@@ -25,7 +25,11 @@ def test_hello_tells_each_where_the_other_is(world):
     async def work():
         async with world.running("a", "b") as (a, _):
             answer = await a.hello("b", world.said(round=4), LIMIT)
-            assert (answer.agreement, answer.round, answer.address) == (world.manifest.agreement, 7, "node:1")
+            assert (answer.agreement, answer.round, answer.address) == (
+                world.manifest.agreement,
+                7,
+                "node:1",
+            )
             assert world.nodes["b"].heard == [("a", world.said(round=4))]
 
     run(work())
@@ -109,13 +113,16 @@ def test_everybody_has_a_client_number(world):
 
 def test_a_refusal_travels_with_its_sentence(world):
     def offered(sender, request):
-        raise Refused("nothing is on offer here for round 3: this node is in round 9.")
+        raise RejectedError("nothing is on offer here for round 3: this node is in round 9.")
 
     world.nodes["b"].offered = offered
 
     async def work():
         async with world.running("a", "b") as (a, b):
-            with pytest.raises(Refused, match=r"^nothing is on offer here for round 3: this node is in round 9\.$"):
+            with pytest.raises(
+                RejectedError,
+                match=r"^nothing is on offer here for round 3: this node is in round 9\.$",
+            ):
                 await a.fetch("b", world.request, LIMIT)
             assert b.refused == {}  # the node's own business
 
@@ -127,7 +134,7 @@ def test_an_offer_of_nothing_is_a_refusal(world):
 
     async def work():
         async with world.running("a", "b") as (a, _):
-            with pytest.raises(Refused, match=r"none of the clusters \[2, 0\]"):
+            with pytest.raises(RejectedError, match=r"none of the clusters \[2, 0\]"):
                 await a.fetch("b", world.request, LIMIT)
 
     run(work())
@@ -141,7 +148,7 @@ def test_a_node_that_fails_to_answer_goes_on(world, caplog):
 
     async def work():
         async with world.running("a", "b") as (a, _):
-            with pytest.raises(Unreachable, match="ValueError") as caught:
+            with pytest.raises(UnreachableError, match="ValueError") as caught:
                 await a.announce("b", world.announcement, LIMIT)
             assert "secret" not in str(caught.value)
             assert "the answer to Announce of a failed" in caplog.text
@@ -153,8 +160,12 @@ def test_a_node_that_fails_to_answer_goes_on(world, caplog):
 def test_nobody_is_there(world):
     async def work():
         async with world.running("a") as (a,):
-            for call in (a.hello("b", world.said(), LIMIT), a.announce("b", world.announcement, LIMIT), a.fetch("b", world.request, LIMIT)):
-                with pytest.raises(Unreachable, match="'b'"):
+            for call in (
+                a.hello("b", world.said(), LIMIT),
+                a.announce("b", world.announcement, LIMIT),
+                a.fetch("b", world.request, LIMIT),
+            ):
+                with pytest.raises(UnreachableError, match="'b'"):
                     await call
 
     run(work())
@@ -168,7 +179,7 @@ def test_a_node_that_says_nothing_is_given_up_at_the_limit(world):
     async def work():
         async with world.running("a", world.make("b", serve=serve)) as (a, _):
             started = time.monotonic()
-            with pytest.raises(Unreachable, match="'b' did not answer"):
+            with pytest.raises(UnreachableError, match="'b' did not answer"):
                 await a.hello("b", world.said(), 0.3)
             assert 0.2 < time.monotonic() - started < 10
 
@@ -180,7 +191,7 @@ def test_a_node_that_comes_back_is_reached_again(world, tools):
         async with world.running("a") as (a,):
             async with world.running("b"):
                 await a.hello("b", world.said(), LIMIT)
-            with pytest.raises(Unreachable):
+            with pytest.raises(UnreachableError):
                 await a.hello("b", world.said(), LIMIT)
             async with world.running("b"):
                 started = time.monotonic()
@@ -220,7 +231,7 @@ def test_a_call_that_is_given_up_leaves_no_trace(world, tools):
 def test_who_is_no_neighbour_is_refused(world):
     async def work():
         async with world.running("a", "c") as (a, c):
-            with pytest.raises(Refused, match="not a neighbour"):
+            with pytest.raises(RejectedError, match="not a neighbour"):
                 await c.hello("a", world.said(), LIMIT)
             assert a.refused == {"not a neighbour": 1}
             assert world.nodes["a"].heard == []
@@ -234,11 +245,13 @@ def test_another_manifest_is_refused_but_is_no_rubbish(world, caplog):
     async def work():
         async with world.running("a", world.make("b", manifest=other)) as (a, b):
             for _ in range(6):
-                with pytest.raises(Refused, match="another manifest"):
+                with pytest.raises(RejectedError, match="another manifest"):
                     await b.hello("a", world.said(), LIMIT)
             assert a.refused == {"agreement": 6}
             assert not a.muted("b")
-            assert caplog.text.count("refused (agreement) from b") == 1  # the rest within the same ten seconds
+            assert (
+                caplog.text.count("refused (agreement) from b") == 1
+            )  # the rest within the same ten seconds
             assert world.nodes["a"].heard == []
 
     run(work())
@@ -252,7 +265,7 @@ def test_a_third_fetch_at_once_is_refused_and_others_are_not(world):
         async with world.running("a", lazy, "c") as (a, b, c):
             fetches = [asyncio.create_task(a.fetch("b", world.request, LIMIT)) for _ in range(3)]
             done, _ = await asyncio.wait(fetches, return_when=asyncio.FIRST_COMPLETED)
-            with pytest.raises(Refused, match="busy: 2 of its calls are under way already"):
+            with pytest.raises(RejectedError, match="busy: 2 of its calls are under way already"):
                 done.pop().result()
             other = asyncio.create_task(c.fetch("b", world.request, LIMIT))
             gate.set()
@@ -281,7 +294,7 @@ def test_messages_in_memory_can_be_late_and_lost(tmp_path, tools):
     async def weather(sender, receiver, kind):
         seen.append((sender, receiver, kind))
         if kind == "Announce":
-            raise Unreachable("lost")
+            raise UnreachableError("lost")
         if kind == "Fetch":
             await asyncio.Event().wait()
 
@@ -289,9 +302,9 @@ def test_messages_in_memory_can_be_late_and_lost(tmp_path, tools):
         async with world.running("a", "b") as (a, _):
             a.weather = weather
             await a.hello("b", world.said(), LIMIT)
-            with pytest.raises(Unreachable, match="lost"):
+            with pytest.raises(UnreachableError, match="lost"):
                 await a.announce("b", world.announcement, LIMIT)
-            with pytest.raises(Unreachable, match=r"'b' did not answer within 0\.1 seconds"):
+            with pytest.raises(UnreachableError, match=r"'b' did not answer within 0\.1 seconds"):
                 await a.fetch("b", world.request, 0.1)
             assert seen == [("a", "b", "Hello"), ("a", "b", "Announce"), ("a", "b", "Fetch")]
 

@@ -1,0 +1,65 @@
+"""Flower's simulation: FedAvg over Ray, one client per core at a time, no evaluation."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from said import CLIENTS, ROUNDS, data, say
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedspd.bench import plain
+
+client, server = ClientApp(), ServerApp()
+ends: list[float] = []
+
+
+class Timed(FedAvg):
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        answers = list(replies)
+        assert (
+            sum(not answer.has_error() for answer in answers) == CLIENTS
+        )  # else nothing was measured
+        found = super().aggregate_train(server_round, answers)
+        ends.append(time.perf_counter())
+        return found
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    torch.set_num_threads(1)
+    model = plain.PlainCNN()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    own = TensorDataset(*data()[int(context.node_config["partition-id"])])
+    optimiser = torch.optim.SGD(model.parameters(), lr=plain.LR, momentum=plain.MOMENTUM)
+    model.train()
+    for _ in range(plain.EPOCHS):
+        for x, y in DataLoader(own, batch_size=plain.BATCH, shuffle=True):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+    content = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(own)}),
+    }
+    return Message(content=RecordDict(content), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    strategy = Timed(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+    strategy.start(
+        grid=grid, initial_arrays=ArrayRecord(plain.PlainCNN().state_dict()), num_rounds=ROUNDS + 1
+    )
+
+
+if __name__ == "__main__":
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    run_simulation(server, client, CLIENTS, backend_config=resources)
+    say("Flower", "flwr", ends)

@@ -1,0 +1,5 @@
+"""`python -m fedspd` is the command `fedspd`."""
+
+from fedspd.cli.main import main
+
+main()

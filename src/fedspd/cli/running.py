@@ -1,0 +1,196 @@
+"""What the commands do."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedspd.algorithms import METHODS
+from fedspd.cli.progress import RunProgress
+from fedspd.config import METHOD_TABLES, load
+from fedspd.core.errors import ConfigError, WorkerError
+from fedspd.experiment import runner
+from fedspd.experiment.build import build_experiment
+from fedspd.experiment.estimate import estimate
+from fedspd.experiment.trackers import TensorBoard
+from fedspd.storage.atomic import Json
+
+
+def run(
+    settings: list[str],
+    out: Path | None,
+    resume: Path | None,
+    workers: int | None,
+    engine: str,
+    address: str | None,
+    tensorboard: bool,
+    as_json: bool,
+) -> None:
+    if resume is not None and (settings or out):
+        raise ConfigError(
+            "--resume continues a run as it was started: give no config, no values and no --out with it."
+        )
+    path, overrides = split(settings)
+    config = None if resume else load(path, overrides)
+    folder = (
+        resume
+        or out
+        or new_folder(
+            f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run"
+        )
+    )
+    with (
+        _resumable(folder, f"run --resume {shlex.quote(str(folder))}"),
+        RunProgress(as_json) as progress,
+    ):
+        listeners = [
+            progress.listen,
+            *([TensorBoard(folder / "tensorboard").listen] if tensorboard else []),
+        ]
+        result = runner.run(
+            config,
+            out=folder,
+            resume=resume is not None,
+            workers=workers,
+            engine=engine,
+            address=address,
+            listener=_all(listeners),
+        )
+        _draw([folder], folder / "figures")
+    _show({result.summary["method"]: result.summary}, folder, as_json)
+
+
+def dry_run(settings: list[str], workers: int, as_json: bool) -> None:
+    path, overrides = split(settings)
+    found = estimate(build_experiment(load(path, overrides)), workers)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("", "estimate", title="What the run will cost", title_justify="left")
+    table.add_row("clients, rounds", f"{found['clients']:,}, {found['rounds']:,}")
+    table.add_row("numbers in a model", f"{found['parameters']:,}")
+    for part, count in found["memory"].items():
+        table.add_row(f"memory: {part}", f"{count / 1e6:,.0f} MB")
+    for kind, count in found["bytes"].items():
+        table.add_row(f"sent, {kind.replace('_', ' ')}", f"{count / 1e6:,.1f} MB")
+    table.add_row("gradient steps", f"{found['steps']:,}")
+    table.add_row(f"time with {workers} workers", f"{found['seconds']:,.0f} s")
+    Console().print(table, f"From {found['from']}.")
+
+
+def demo(out: Path | None, workers: int, as_json: bool) -> None:
+    folder = out or new_folder("demo")
+    with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
+        config = load(path)
+    summaries = {}
+    for method in ("fedspd", "local"):
+        begun = (folder / method / "run.json").exists()
+        with (
+            _resumable(folder / method, f"demo --out {shlex.quote(str(folder))}"),
+            RunProgress(as_json) as progress,
+        ):
+            result = runner.run(
+                runner.with_method(config, method),
+                out=folder / method,
+                resume=begun,
+                workers=workers,
+                listener=progress.listen,
+            )
+        summaries[method] = result.summary
+    _draw([folder / method for method in summaries], folder / "figures")
+    _show(summaries, folder, as_json)
+
+
+def methods(as_json: bool) -> None:
+    about = {
+        name: (sys.modules[cls.__module__].__doc__ or "").splitlines()[0]
+        for name, cls in METHODS.items()
+    }
+    options = {name: table().model_dump(by_alias=True) for name, table in METHOD_TABLES.items()}
+    if as_json:
+        print(
+            json.dumps({name: {"about": about[name], "options": options[name]} for name in METHODS})
+        )
+        return
+    table = Table("method", "what it is", "options", title="Methods")
+    for name in METHODS:
+        table.add_row(
+            name, about[name], ", ".join(f"{key}={value}" for key, value in options[name].items())
+        )
+    Console().print(table)
+
+
+def split(settings: list[str]) -> tuple[Path | None, list[str]]:
+    """A first word without '=' is the config's path."""
+    if settings and "=" not in settings[0]:
+        return Path(settings[0]), settings[1:]
+    return None, settings
+
+
+def new_folder(name: str) -> Path:
+    numbers = (
+        int(path.name.rpartition("-")[2])
+        for path in Path("runs").glob(f"{name}-*")
+        if path.name.rpartition("-")[2].isdigit()
+    )
+    return Path("runs") / f"{name}-{max(numbers, default=0) + 1}"
+
+
+def _all(listeners: Sequence[runner.Listener]) -> runner.Listener:
+    def listen(event: Json) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return listen
+
+
+@contextmanager
+def _resumable(folder: Path, command: str) -> Iterator[None]:
+    """Ctrl-C, SIGTERM or a lost worker end the run where it is; what is on disk can be continued."""
+    try:
+        yield
+    except (KeyboardInterrupt, WorkerError):
+        if (folder / "run.json").exists():
+            print(f"\nfedspd: Continue with: fedspd {command}", file=sys.stderr)
+        raise
+
+
+def _draw(runs: list[Path], folder: Path) -> None:
+    from fedspd.reporting import (
+        pages,  # here: its libraries take as long to import as torch, and a run need not wait for them
+    )
+
+    pages.write_figures(runs, folder)
+
+
+def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
+    from fedspd.reporting import pages
+    from fedspd.reporting.tables import in_words
+
+    console = Console(stderr=as_json)
+    console.print(pages.table(summaries))
+    for summary in summaries.values():
+        for alarm in summary["alarms"]:
+            console.print(f"{summary['method']}: {alarm}", style="yellow", markup=False)
+        if newcomers := summary["newcomers"]:
+            console.print(f"{summary['method']}: newcomers have {in_words(newcomers)} on average")
+    console.print(f"Records and figures: {folder}", markup=False, soft_wrap=True)
+    if as_json:
+        methods: dict[str, Any] = {
+            name: {k: v for k, v in s.items() if k != "clients"} for name, s in summaries.items()
+        }
+        print(
+            json.dumps(
+                {
+                    "folder": str(folder),
+                    **(next(iter(methods.values())) if len(methods) == 1 else {"methods": methods}),
+                }
+            )
+        )

@@ -1,0 +1,179 @@
+"""Many runs of one experiment: methods, seeds and a grid of values, side by side, resumable as a whole.
+
+OUT/
+  compare.json             what is compared
+  NAME/                    one run folder per method, seed and grid point
+  report.*, figures/       what fedspd.report makes of them
+"""
+
+import multiprocessing
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from fedspd.comparison.jobs import Job
+from fedspd.config import config_hash
+from fedspd.core.errors import FedspdError, StorageError, WorkerError
+from fedspd.experiment import runner
+from fedspd.experiment.build import build_experiment, device_of
+from fedspd.runtime.processes import STOPPING, end_with_parent, signals_held_back
+from fedspd.storage.atomic import Json, disk_errors
+from fedspd.storage.run_folder import RunFolder
+
+Listener = Callable[[Job, Json], None]
+RunningJobs = dict[Connection, tuple[Job, BaseProcess]]
+
+
+def run_all(todo: Sequence[Job], folder: Path, workers: int, listener: Listener) -> list[Path]:
+    """Run what is not finished yet, several at a time; returns every run folder."""
+    _claim(todo, folder)
+    finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
+    for job in todo:
+        if job.name in finished:
+            listener(job, _finished(job))
+    waiting = [job for job in todo if job.name not in finished]
+    on_cpu = all(device_of(job.config).type == "cpu" for job in waiting)
+    at_once = (
+        max(1, min(workers, len(waiting))) if on_cpu else 1
+    )  # a fork cannot use a GPU that its parent has used
+    if at_once == 1:
+        _run_in_turn(waiting, folder, workers, listener)
+    else:
+        _run_in_parallel(waiting, folder, at_once, workers // at_once, listener)
+    return [folder / job.name for job in todo]
+
+
+def _finished(job: Job) -> Json:
+    return {"event": "finished", "round": job.config.rounds + 1}
+
+
+def _claim(todo: Sequence[Job], folder: Path) -> None:
+    """A folder belongs to one comparison; the same one may be continued in it."""
+    content = {
+        "runs": {job.name: config_hash(job.config) for job in todo},
+        "points": {job.name: job.point for job in todo},
+    }
+    if (folder / "compare.json").exists():
+        if RunFolder(folder).read("compare.json") != content:
+            raise StorageError(
+                f"'{folder}' holds another comparison: give another folder with --out, or repeat that one as it was."
+            )
+        return
+    if folder.exists() and not (folder.is_dir() and _vacant(folder)):
+        raise StorageError(
+            f"The folder '{folder}' exists and is no comparison: give another one with --out."
+        )
+    for job in {(repr(job.point), job.config.seed): job for job in todo}.values():
+        with _named(job):
+            build_experiment(job.config)  # what can be refused is refused before there is a folder
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    RunFolder(folder).write("compare.json", content)
+
+
+def _vacant(folder: Path) -> bool:
+    """Empty, but for what a start that was cut short has left."""
+    return all(path.name.startswith(".compare.json.draft-") for path in folder.iterdir())
+
+
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """An error says in which run it came up."""
+    try:
+        yield
+    except FedspdError as error:
+        raise type(error)(f"In the run '{job.name}': {error}") from None
+
+
+def _run(job: Job, folder: Path, workers: int, listener: runner.Listener) -> None:
+    started = (folder / "run.json").exists()
+    runner.run(job.config, out=folder, resume=started, workers=workers, listener=listener)
+
+
+def _run_in_turn(waiting: Sequence[Job], folder: Path, workers: int, listener: Listener) -> None:
+    for job in waiting:
+        with _named(job):
+            _run(job, folder / job.name, workers, partial(listener, job))
+        listener(job, _finished(job))
+
+
+def _run_in_parallel(
+    waiting: Sequence[Job], folder: Path, at_once: int, workers: int, listener: Listener
+) -> None:
+    queue = deque(waiting)
+    running: RunningJobs = {}
+    try:
+        while queue or running:
+            while queue and len(running) < at_once:
+                _start(queue.popleft(), folder, workers, running)
+            for pipe in wait(list(running)):
+                assert isinstance(pipe, Connection)
+                _take(pipe, running, listener)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.join()
+
+
+def _start(job: Job, folder: Path, workers: int, running: RunningJobs) -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(job, folder / job.name, workers, there))
+    with signals_held_back():
+        process.start()
+    there.close()
+    running[here] = (job, process)
+
+
+def _take(pipe: Connection, running: RunningJobs, listener: Listener) -> None:
+    job, process = running[pipe]
+    try:
+        message = pipe.recv()
+    except EOFError:
+        process.join()
+        del running[pipe]
+        if process.exitcode:
+            raise WorkerError(
+                f"The run '{job.name}' ended with exit code {process.exitcode} (negative: killed by that signal; -9 is often a lack of "
+                "memory: try fewer --workers)."
+            ) from None
+        return
+    if isinstance(message, Exception):
+        raise message
+    listener(job, message)
+
+
+def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
+    """A run in a process of its own, which ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
+    try:
+        with _named(job):
+            _run(job, folder, workers, lambda event: pipe.send(brief(event)))
+        pipe.send(_finished(job))
+    except FedspdError as error:
+        pipe.send(error)
+    except Exception:
+        pipe.send(WorkerError(f"The run '{job.name}' failed:\n{traceback.format_exc()}"))
+
+
+def brief(event: Json) -> Json:
+    """What a live table needs of an event."""
+    return {
+        key: event[key]
+        for key in ("event", "round", "rounds", "method", "accuracy", "test_loss", "bytes")
+        if key in event
+    }

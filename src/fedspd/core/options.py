@@ -1,0 +1,11 @@
+"""The base of every table of a config: options are declared beside the code that uses them."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Options(BaseModel):
+    """A frozen set of named values. An unknown key or a value of the wrong type is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )

@@ -1,0 +1,179 @@
+"""One validated tree of values: what it takes, what it refuses and how, and itself as text."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedspd.algorithms import METHODS
+from fedspd.config import as_dict, as_toml, config_hash, load, validate
+from fedspd.core.errors import ConfigError
+
+
+def refusal(*overrides, tree=None):
+    with pytest.raises(ConfigError) as caught:
+        load(overrides=overrides) if tree is None else validate(tree)
+    return str(caught.value)
+
+
+# ---- what is taken
+
+
+def test_nothing_given_means_the_defaults():
+    config = load()
+    assert (config.method, config.clients, config.rounds, config.clusters) == ("fedspd", 20, 30, 2)
+    assert config == validate({})
+    assert (
+        config.training.lr,
+        config.training.momentum,
+        config.training.batch,
+        config.training.decay,
+        config.training.decay_every,
+    ) == (0.05, 0.5, 50, 0.8, 5)
+
+
+def test_a_file_and_values_on_top_of_it(tmp_path):
+    path = tmp_path / "mnist.toml"
+    path.write_text('rounds = 7\n[data]\nname = "digits"\n[topology]\ndegree = 4\n', "utf-8")
+    config = load(
+        path,
+        [
+            "rounds=30",
+            "topology.kind=ba",
+            "training.lr=1e-3",
+            "model.small = true",
+            'data.name="a=b.npz"',
+        ],
+    )
+    assert (config.rounds, config.topology.kind, config.topology.degree) == (30, "ba", 4)
+    assert (config.training.lr, config.model.small, config.data.name) == (0.001, True, "a=b.npz")
+
+
+def test_a_whole_number_stands_for_a_real_one_but_not_the_reverse():
+    assert load(overrides=["topology.degree=6"]).topology.degree == 6
+    assert refusal("rounds=6.0") == "rounds = 6.0: expected a whole number."
+
+
+def test_every_method_has_its_table():
+    config = as_dict(load())
+    assert set(METHODS) <= set(config)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("clints=4", "Unknown key 'clints': did you mean 'clients'?"),
+        ("topology.degre=4", "Unknown key 'topology.degre': did you mean 'degree'?"),
+        ("fedspd.warmpu=4", "Unknown key 'fedspd.warmpu': did you mean 'warmup'?"),
+        ("training.learning=4", "Unknown key 'training.learning': expected one of: "),
+        ("topolgy.degree=4", "Unknown key 'topolgy': did you mean 'topology'?"),
+        ("method=fedsdp", "method = 'fedsdp': there is no such method; did you mean 'fedspd'?"),
+        ("rounds=ten", 'rounds = "ten": expected a whole number.'),
+        ("rounds=true", "rounds = true: expected a whole number."),
+        ("rounds=0", "rounds = 0: expected a number greater than or equal to 1."),
+        ("training.momentum=1", "training.momentum = 1: expected a number less than 1."),
+        ("training.lr=0", "training.lr = 0: expected a number greater than 0."),
+        ("training.lr=fast", 'training.lr = "fast": expected a number.'),
+        ("training.lr=inf", "training.lr = Infinity: expected a finite number."),
+        ("training.lr=nan", "training.lr = NaN: expected a finite number."),
+        ("topology.degree=inf", "topology.degree = Infinity: expected a finite number."),
+        ("model.small=yes", 'model.small = "yes": expected true or false.'),
+        ("data.name=3", "data.name = 3: expected a text."),
+        ("dtype=float16", "dtype = \"float16\": expected 'float32' or 'float64'."),
+        ("seed=-1", "seed = -1: expected a number greater than or equal to 0."),
+        (
+            "rounds",
+            "'rounds' is not an override: expected key=value, for example rounds=30 or topology.degree=6.",
+        ),
+        ("=3", "'=3' is not an override: expected key=value"),
+        ("rounds.x=3", 'rounds = {"x": 3}: expected a whole number.'),
+        ("data=mnist", 'data = "mnist": expected a table with the keys name, second, mixture, '),
+        ("model=mlp", 'model = "mlp": expected a table with the keys name, small, hidden.'),
+    ],
+)
+def test_a_refusal_names_key_value_and_what_was_expected(override, sentence):
+    assert refusal(override).startswith(sentence)
+
+
+def test_a_value_in_the_place_of_a_table():
+    assert (
+        refusal("rounds=3", "rounds.x=3")
+        == "'rounds.x' cannot be set: 'rounds' is a value, not a table."
+    )
+
+
+def test_the_first_of_several_mistakes_and_how_many_more():
+    assert refusal("rounds=0", "seed=-1").endswith(". (1 more key is wrong.)")
+    assert refusal("rounds=0", "seed=-1", "clients=0").endswith(". (2 more keys are wrong.)")
+
+
+def test_a_tree_whose_keys_are_no_texts():
+    assert "Unknown key '1'" in refusal(tree={1: 2})
+
+
+@pytest.mark.parametrize("content", [b"rounds = ", b"rounds = 3\nrounds = 4", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(tmp_path, content):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml' (is not valid TOML|could not be read)"):
+        load(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml' does not exist"):
+        load(tmp_path / "none.toml")
+
+
+# ---- as text
+
+
+def test_the_resolved_config_repeats_itself(tmp_path):
+    config = load(
+        overrides=[
+            "rounds=3",
+            "method=fedavg",
+            "topology.probability=0.4",
+            'data.name="Grüße 😀/\\"x\\".npz"',
+            "pfedme.lambda=7",
+        ]
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(as_toml(config), "utf-8")
+    again = load(path)
+    assert again == config
+    assert config_hash(again) == config_hash(config)
+    assert as_toml(again) == as_toml(config)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1)
+POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
+
+
+@given(
+    TEXTS,
+    POSITIVE,
+    st.integers(min_value=0, max_value=2**80),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_any_config_survives_its_text(name, lr, seed, degree):
+    config = validate(
+        {
+            "seed": seed,
+            "data": {"name": name},
+            "training": {"lr": lr},
+            "topology": {"degree": degree},
+        }
+    )
+    assert validate(tomllib.loads(as_toml(config))) == config
+
+
+def test_the_hash_follows_the_values_and_not_how_they_were_given():
+    assert config_hash(load(overrides=["rounds=30"])) == config_hash(load())
+    assert config_hash(load(overrides=["rounds=31"])) != config_hash(load())
+    assert config_hash(load(overrides=["training.lr=1"])) == config_hash(
+        load(overrides=["training.lr=1.0"])
+    )

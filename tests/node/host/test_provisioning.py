@@ -1,0 +1,302 @@
+"""A network as a folder: made, changed, shown; and what is refused."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedspd import config
+from fedspd.core.errors import ConfigError, DataError, FedspdError, RejectedError, StorageError
+from fedspd.experiment.build import build_experiment
+from fedspd.node.host import provisioning
+from fedspd.node.identity.credentials import Credentials, passport
+from fedspd.node.identity.manifest import Manifest
+
+TINY = {"clients": 3, "topology": {"kind": "ring"}, "model": {"name": "linear"}}
+MNIST = ((1, 28, 28), 10)
+
+
+def create(out: Path, settings=None, **options) -> Manifest:
+    return provisioning.create(config.validate(TINY | (settings or {})), out, **options)
+
+
+def own(bundle: Path) -> bytes:
+    return (bundle / "node.crt").read_bytes()
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# ---- create
+
+
+def test_the_files_of_a_network_and_who_may_read_them(plant):
+    assert {path.name for path in plant.iterdir()} == {
+        "ca.key",
+        "ca.crt",
+        "network.json",
+        "revoked.crl",
+        "nodes",
+    }
+    assert {path.name for path in (plant / "nodes").iterdir()} == set("abcd")
+    for bundle in (plant / "nodes").iterdir():
+        assert {path.name for path in bundle.iterdir()} == {
+            "manifest.json",
+            "node.key",
+            "node.crt",
+            "ca.crt",
+            "revoked.crl",
+        }
+        assert (mode(bundle), mode(bundle / "node.key")) == (0o700, 0o600)
+        assert Manifest.load(bundle / "manifest.json") == Manifest.load(plant / "network.json")
+    assert mode(plant / "ca.key") == 0o600
+
+
+def test_the_neighbours_are_those_of_the_simulated_network(tmp_path):
+    settings = {
+        "clients": 8,
+        "seed": 5,
+        "topology": {"kind": "er", "degree": 3},
+        "data": {"examples": 20},
+    }
+    manifest = create(tmp_path / "plant", settings)
+    graph = build_experiment(config.validate(TINY | settings)).topology.at(1)
+    for member in manifest.members:
+        assert member.neighbours == tuple(f"node-{j}" for j in graph.neighbours(member.client))
+
+
+def test_the_manifest_says_what_the_config_and_its_data_are(plant):
+    manifest = Manifest.load(plant / "network.json")
+    assert (manifest.shape, manifest.classes, manifest.dtype, manifest.secure) == (
+        (1, 8, 8),
+        10,
+        "float32",
+        True,
+    )
+    assert manifest.size == 64 * 16 + 16 + 16 * 10 + 10
+    assert config.as_dict(config.validate(manifest.config)) == manifest.config
+    assert [(m.name, m.client, m.neighbours) for m in manifest.members] == [
+        ("a", 0, ("b", "d")),
+        ("b", 1, ("a", "c")),
+        ("c", 2, ("b", "d")),
+        ("d", 3, ("a", "c")),
+    ]
+
+
+def test_certificates_say_what_the_manifest_says(plant):
+    manifest = Manifest.load(plant / "network.json")
+    for member in manifest.members:
+        said = passport(Credentials.load(plant / "nodes" / member.name).certificate)
+        assert (said.network, said.name, said.client, said.address) == (
+            manifest.network,
+            member.name,
+            member.client,
+            member.address,
+        )
+        assert (said.neighbours, said.serial) == (member.neighbours, member.serial)
+
+
+def test_neighbours_on_the_ring_let_one_another_in_and_nobody_else(plant, gate_of):
+    bundles = {name: plant / "nodes" / name for name in "abcd"}
+    assert gate_of(bundles["a"]).check(own(bundles["b"])).client == 1
+    with pytest.raises(RejectedError, match="not a neighbour: 'c' and 'a' have no link"):
+        gate_of(bundles["a"]).check(own(bundles["c"]))
+
+
+def test_names_and_addresses_by_default_and_as_given(tmp_path):
+    usual = create(tmp_path / "usual")
+    assert [(m.name, m.address) for m in usual.members] == [
+        (f"node-{i}", f"127.0.0.1:{7700 + i}") for i in range(3)
+    ]
+    named = create(tmp_path / "named", names=["x", "y", "z"], host="::1", port=9000)
+    assert [(m.name, m.address) for m in named.members] == [
+        ("x", "[::1]:9000"),
+        ("y", "[::1]:9001"),
+        ("z", "[::1]:9002"),
+    ]
+    places = {"gate": "10.0.0.1:1", "pump": "10.0.0.2:1", "oven": "oven.plant.example:1"}
+    assert [m.name for m in create(tmp_path / "placed", addresses=places).members] == [
+        "gate",
+        "pump",
+        "oven",
+    ]
+    ordered = create(tmp_path / "ordered", addresses=places, names=["oven", "gate", "pump"])
+    assert (ordered.members[0].name, ordered.members[0].address) == ("oven", "oven.plant.example:1")
+
+
+def test_shape_and_classes_can_be_given_where_the_data_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSPD_DATA", str(tmp_path / "none"))
+    settings = {"data": {"name": "mnist"}, "device": "cuda"}
+    manifest = create(tmp_path / "plant", settings, example=MNIST)
+    assert (manifest.shape, manifest.classes, manifest.size) == ((1, 28, 28), 10, 7850)
+    assert manifest.config["device"] == "cuda"
+    with pytest.raises(DataError, match="mnist"):
+        create(tmp_path / "other", settings)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_regression_has_no_classes(tmp_path):
+    manifest = create(tmp_path / "plant", {"data": {"mixture": "iid"}}, example=((3,), 0))
+    assert (manifest.shape, manifest.classes, manifest.size) == ((3,), 0, 4)
+
+
+def test_two_networks_of_one_config_do_not_know_one_another(tmp_path, gate_of):
+    one, two = create(tmp_path / "one"), create(tmp_path / "two")
+    assert one.network != two.network
+    assert one.agreement != two.agreement
+    with pytest.raises(RejectedError, match="foreign CA"):
+        gate_of(tmp_path / "one/nodes/node-0").check(own(tmp_path / "two/nodes/node-1"))
+
+
+def test_plaintext_is_written_into_the_manifest(tmp_path):
+    assert create(tmp_path / "plant", secure=False).secure is False
+    assert Manifest.load(tmp_path / "plant/nodes/node-0/manifest.json").secure is False
+
+
+REFUSED = {
+    "star": (
+        {"topology": {"kind": "star"}},
+        {},
+        "topology.kind = 'star': peers have no server; use 'complete'",
+    ),
+    "dynamic": (
+        {"topology": {"kind": "ring", "remove": 0.1}},
+        {},
+        "topology.remove = 0.1: peers keep their neighbours",
+    ),
+    "holdout": (
+        {"holdout_clients": 2},
+        {},
+        "holdout_clients = 2: newcomers are added with 'fedspd network add'",
+    ),
+    "bad name": ({}, {"names": ["a", "b", "C"]}, "'C' is no name for a node"),
+    "two of a name": ({}, {"names": ["a", "b", "a"]}, "The name 'a' is given twice"),
+    "too few names": ({}, {"names": ["a", "b"]}, "There are 2 names of nodes, and clients = 3"),
+    "too few addresses": (
+        {},
+        {"addresses": {"a": "h:1"}},
+        "There are 1 names of nodes, and clients = 3",
+    ),
+    "other addresses": (
+        {},
+        {"names": list("abc"), "addresses": {"a": "h:1", "b": "h:2", "d": "h:3"}},
+        "'c' is among the names",
+    ),
+    "bad address": ({}, {"addresses": {"a": "h:1", "b": "h:2", "c": "h"}}, "'h' is no address"),
+    "two of an address": (
+        {},
+        {"addresses": {"a": "h:1", "b": "h:1", "c": "h:2"}},
+        'members.address = "h:1" belongs to 2 nodes',
+    ),
+    "ports run out": ({}, {"port": 65534}, "'127.0.0.1:65536' is no address"),
+    "bad host": ({}, {"host": "a b"}, "'a b:7700' is no address"),
+    "days": ({}, {"days": 0}, "days = 0: expected at least 1"),
+    "no such model": ({"model": {"name": "lniear"}}, {}, "did you mean 'linear'?"),
+    "model does not fit": ({"model": {"name": "cnn"}}, {"example": ((3,), 2)}, "shape (3,)"),
+    "bad shape": ({}, {"example": ((0,), 2)}, "has shape (0,)"),
+    "impossible graph": (
+        {"topology": {"kind": "er", "degree": 9}},
+        {},
+        "topology.degree = 9 is impossible",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "options", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_a_network_is_refused_and_leaves_nothing(
+    tmp_path, settings, options, sentence
+):
+    with pytest.raises(FedspdError) as refused:
+        create(tmp_path / "plant", settings, **options)
+    assert sentence in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert not (tmp_path / "plant").exists()
+
+
+def test_a_network_is_never_overwritten(plant):
+    before = everything(plant)
+    with pytest.raises(
+        StorageError,
+        match="exists and is not an empty folder: give another --out; a network is never overwritten",
+    ):
+        create(plant)
+    assert everything(plant) == before
+
+
+def test_an_empty_folder_is_taken_and_a_file_is_not(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    create(Path("."))
+    assert (tmp_path / "empty" / "network.json").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="exists and is not an empty folder"):
+        create(tmp_path / "file")
+
+
+def test_of_two_that_make_one_network_at_once_one_is_refused(tmp_path):
+    ends: list[object] = []
+
+    def make() -> None:
+        try:
+            ends.append(create(tmp_path / "plant").network)
+        except StorageError as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [end for end in ends if isinstance(end, str)] == [
+        Manifest.load(tmp_path / "plant/network.json").network
+    ]
+    assert passport(own(tmp_path / "plant/nodes/node-0")).network in ends
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="could not be written"):
+        create(tmp_path / "plant")
+
+
+def test_a_folder_below_a_file_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        StorageError, match=r"The network's folder .* could not be written \(.*Not a directory"
+    ):
+        create(tmp_path / "file" / "plant")
+
+
+def test_addresses_are_read_from_a_file(tmp_path):
+    file = tmp_path / "addresses.toml"
+    file.write_text('a = "10.0.0.1:7700"\nb-2 = "[::1]:1"\n')
+    assert provisioning.read_addresses(file) == {"a": "10.0.0.1:7700", "b-2": "[::1]:1"}
+    file.write_text("a = 7700\n")
+    with pytest.raises(ConfigError, match=r"addresses\.toml': a = 7700: expected a text"):
+        provisioning.read_addresses(file)
+    for damage in ("a = ", None):
+        file.write_text(damage) if damage else file.unlink()
+        with pytest.raises(ConfigError, match=r"The addresses .* cannot be read"):
+            provisioning.read_addresses(file)
+
+
+def test_nothing_in_a_manifest_is_a_secret(plant):
+    text = json.dumps(json.loads((plant / "network.json").read_text()))
+    assert "PRIVATE" not in text
+    assert all(
+        "PRIVATE" not in path.read_text()
+        for path in plant.rglob("*")
+        if path.is_file() and path.suffix != ".key"
+    )

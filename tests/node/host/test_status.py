@@ -1,0 +1,224 @@
+"""What a node says of itself, to people and to Prometheus."""
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedspd.cli.node_status import show, status_of
+from fedspd.core.errors import StorageError
+from fedspd.node.host import status
+from fedspd.node.host.status import StatusServer
+from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
+
+STATUS: Json = {
+    "node": "a",
+    "running": True,
+    "healthy": True,
+    "round": 12,
+    "rounds": 30,
+    "done": False,
+    "neighbours": {
+        "b": {
+            "alive": True,
+            "round": 12,
+            "seen_seconds_ago": 0.3,
+            "rubbish": 0,
+            "muted": False,
+            "last_error": None,
+        },
+        "c": {
+            "alive": False,
+            "round": 9,
+            "seen_seconds_ago": None,
+            "rubbish": 7,
+            "muted": False,
+            "last_error": "'c' did not answer in time.",
+        },
+    },
+    "mixture": [0.25, 0.75],
+    "accuracy": 0.875,
+    "deadline": 10.0,
+    "bytes": {"sent": {"b": 123_456_789}, "received": {"b": 1000, "c": 2000}},
+    "refused": {"size": 2, 'so-called "reason"\\': 1},
+    "last_round": {
+        "event": "round",
+        "round": 11,
+        "accuracy": 0.875,
+        "mixture": [0.25, 0.75],
+        "loss": 1.5,
+    },
+}
+
+
+def served(said: Any, folder: Path, ask: Callable[[int], Any]) -> Any:
+    """What `ask` finds at the port, while a server says this status."""
+
+    async def work() -> Any:
+        server = StatusServer(lambda: said, folder)
+        await server.start()
+        try:
+            return await asyncio.to_thread(ask, server.port)
+        finally:
+            await server.stop()
+
+    return asyncio.run(work())
+
+
+def get(path: str, method: str = "GET") -> Callable[[int], tuple[int, str]]:
+    def ask(port: int) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    return ask
+
+
+def test_health_is_for_a_monitor(tmp_path: Path) -> None:
+    assert served(STATUS, tmp_path, get("/health")) == (200, "ok\n")
+    assert served({**STATUS, "healthy": False}, tmp_path, get("/health")) == (
+        503,
+        "no neighbour is alive\n",
+    )
+
+
+def test_status_is_json_and_the_rest_is_not_there(tmp_path: Path) -> None:
+    code, body = served(STATUS, tmp_path, get("/status"))
+    assert (code, json.loads(body)) == (200, STATUS)
+    assert served(STATUS, tmp_path, get("/"))[0] == 404
+    assert served(STATUS, tmp_path, get("/../../etc/passwd"))[0] == 404
+    assert served(STATUS, tmp_path, get("/status", "POST"))[0] == 404
+
+
+def test_prometheus_reads_every_number(tmp_path: Path) -> None:
+    code, body = served(STATUS, tmp_path, get("/metrics"))
+    assert code == 200
+    families = list(text_string_to_metric_families(body))
+    assert len({family.name for family in families}) == len(
+        families
+    )  # the samples of a family stand together
+    found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    assert found == {
+        ("fedspd_round",): 12,
+        ("fedspd_rounds",): 30,
+        ("fedspd_deadline_seconds",): 10,
+        ("fedspd_neighbour_alive", "b"): 1,
+        ("fedspd_neighbour_alive", "c"): 0,
+        ("fedspd_neighbour_round", "b"): 12,
+        ("fedspd_neighbour_round", "c"): 9,
+        ("fedspd_neighbour_rubbish_total", "b"): 0,
+        ("fedspd_neighbour_rubbish_total", "c"): 7,
+        ("fedspd_sent_bytes_total", "b"): 123_456_789,
+        ("fedspd_received_bytes_total", "b"): 1000,
+        ("fedspd_received_bytes_total", "c"): 2000,
+        ("fedspd_refused_total", "size"): 2,
+        ("fedspd_refused_total", 'so-called "reason"\\'): 1,
+        ("fedspd_accuracy",): 0.875,
+        ("fedspd_mixture", "0"): 0.25,
+        ("fedspd_mixture", "1"): 0.75,
+    }
+
+
+def test_a_node_without_a_round_has_no_accuracy_yet(tmp_path: Path) -> None:
+    _, body = served({**STATUS, "accuracy": None, "mixture": None}, tmp_path, get("/metrics"))
+    assert "fedspd_accuracy" not in body
+    assert "fedspd_mixture" not in body
+
+
+def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
+    """127.0.0.2 is another address of every Linux machine: who listens everywhere listens there too."""
+
+    def elsewhere(port: int) -> None:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=60)
+
+    served(STATUS, tmp_path, elsewhere)
+
+
+def test_whoever_speaks_no_http_or_too_much_is_hung_up_on(tmp_path: Path) -> None:
+    def shout(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+            line.sendall(b"GET /status " + 3 * status.REQUEST * b"x")
+            try:
+                return line.recv(100)
+            except ConnectionResetError:
+                return b""
+
+    assert served(STATUS, tmp_path, shout) == b""
+
+
+def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="There are no rounds of a node in"):
+        status_of(tmp_path)
+    with pytest.raises(StorageError, match=r"run\.json' cannot be read \(File name too long\)"):
+        status_of(tmp_path / (300 * "a"))
+    record = RunFolder(tmp_path)
+    record.write("run.json", {"node": "a"})
+    stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
+    assert status_of(tmp_path) == stopped
+    assert served(STATUS, tmp_path, lambda port: status_of(tmp_path)) == STATUS
+    record.append({"event": "final", "round": 31})
+    assert status_of(tmp_path) == {
+        **stopped,
+        "round": 31,
+        "done": True,
+        "last_round": {"event": "final", "round": 31},
+    }
+
+
+def test_a_port_that_has_gone_to_another_node_is_not_believed(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write("run.json", {"node": "z"})
+    assert served(STATUS, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+
+
+@pytest.mark.parametrize("said", [[], None, "node", 7])
+def test_a_port_that_has_gone_to_another_service_is_not_believed(tmp_path: Path, said: Any) -> None:
+    RunFolder(tmp_path).write("run.json", {"node": "a"})
+    assert served(said, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+
+
+def test_a_person_sees_the_neighbours_and_the_last_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    show(STATUS)
+    printed = capsys.readouterr().out
+    assert "a: running, round 12 of 30" in printed
+    assert "mixture: [0.25, 0.75]" in printed
+    assert [
+        word
+        for word in ("123,457", "'c' did not answer in time.", "never", "refused: size: 2")
+        if word not in printed
+    ] == []
+    show(
+        {
+            "node": "a",
+            "running": False,
+            "round": 31,
+            "done": True,
+            "last_round": {"event": "final", "round": 31},
+        }
+    )
+    assert "a: not running, every round is done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sentence", ["no [/such] tag", "[red]alarm[/red]", ":smile:"])
+def test_what_a_neighbour_says_is_shown_as_it_said_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sentence: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    known = {**STATUS["neighbours"]["c"], "last_error": sentence}
+    show({**STATUS, "neighbours": {sentence: known}, "refused": {sentence: 1}})
+    printed = capsys.readouterr().out
+    assert f"{sentence}: {sentence}" in printed
+    assert f"refused: {sentence}: 1" in printed
+    assert f"│ {sentence} " in printed

@@ -1,0 +1,623 @@
+"""Graphs of every kind, their link weights and their diagnostics, against networkx, enumeration and numbers by hand."""
+
+import itertools
+import math
+import time
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedspd.core.errors import TopologyError
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.topology import (
+    KINDS,
+    TopologyOptions,
+    build_topology,
+    consensus_rate,
+    describe,
+    diameter,
+    link_matrix,
+    spectral_gap,
+)
+from fedspd.topology.pairs import absent, connected_choice, decode, encode, joining, pair_count
+
+DRAWN = ["er", "ba", "rgg"]
+BUILT = [kind for kind in KINDS if kind != "file"]
+KEY = Key(1)
+sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**32)
+rules = st.sampled_from(["uniform", "metropolis", "examples"])
+
+
+def graph_of(kind: str, clients: int, seed: int = 1, **options) -> Graph:
+    return build_topology(TopologyOptions(kind=kind, **options), clients, Key(seed)).at(1)
+
+
+def edge_set(graph: Graph) -> set[tuple[int, int]]:
+    return {(i, j) for i, j in graph.edges().tolist()}
+
+
+def as_networkx(graph: Graph) -> nx.Graph:
+    drawn = nx.Graph(graph.edges().tolist())
+    drawn.add_nodes_from(range(graph.clients))
+    return drawn
+
+
+# --- kinds
+
+
+@given(kind=st.sampled_from(BUILT), clients=sizes, seed=seeds)
+def test_every_graph_is_symmetric_and_connected_and_everyone_hears_itself(kind, clients, seed):
+    graph = graph_of(kind, clients, seed)
+    heard = {(i, j) for i in range(clients) for j in graph.closed(i).tolist()}
+    assert graph.clients == clients
+    assert heard == {(j, i) for i, j in heard}
+    assert all((i, i) in heard and i not in graph.neighbours(i) for i in range(clients))
+    assert nx.is_connected(as_networkx(graph))
+
+
+@given(
+    kind=st.sampled_from(["er", "rgg"]),
+    clients=st.integers(2, 40),
+    seed=seeds,
+    share=st.floats(0, 1),
+)
+def test_a_degree_is_met_to_the_edge(kind, clients, seed, share):
+    smallest, largest = 2 * (clients - 1) / clients, clients - 1
+    degree = smallest + share * (largest - smallest)
+    graph = graph_of(kind, clients, seed, degree=degree)
+    assert len(graph.edges()) == round(degree * clients / 2)
+    assert nx.is_connected(as_networkx(graph))
+
+
+@given(clients=st.integers(2, 40), seed=seeds, share=st.floats(0, 1))
+def test_any_probability_that_can_connect_does(clients, seed, share):
+    graph = graph_of("er", clients, seed, probability=2 / clients + share * (1 - 2 / clients))
+    assert clients - 1 <= len(graph.edges()) <= pair_count(clients)
+    assert nx.is_connected(as_networkx(graph))
+
+
+def test_a_probability_gives_as_many_edges_as_it_says():
+    counts = [len(graph_of("er", 100, seed, probability=0.1).edges()) for seed in range(40)]
+    assert np.mean(counts) == pytest.approx(495, abs=5 * math.sqrt(4950 * 0.1 * 0.9 / 40))
+    assert len(set(counts)) > 1
+
+
+@given(clients=st.integers(2, 40), seed=seeds, radius=st.floats(0.001, 2))
+def test_any_radius_gives_a_connected_graph(clients, seed, radius):
+    assert nx.is_connected(as_networkx(graph_of("rgg", clients, seed, radius=radius)))
+
+
+def test_a_larger_radius_keeps_the_links_and_adds_longer_ones():
+    near, far = (edge_set(graph_of("rgg", 100, radius=radius)) for radius in (0.2, 0.3))
+    assert near < far
+    assert len(edge_set(graph_of("rgg", 30, radius=1.5))) == pair_count(30)
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_graph_follows_from_its_seed(kind):
+    assert edge_set(graph_of(kind, 30, seed=5)) == edge_set(graph_of(kind, 30, seed=5))
+    assert edge_set(graph_of(kind, 30, seed=5)) != edge_set(graph_of(kind, 30, seed=6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "degree"), [("er", 20, 6), ("rgg", 20, 6), ("ba", 200, 5.91), ("er", 4, 3)]
+)
+def test_the_usual_degree_is_6_or_everyone(kind, clients, degree):
+    assert graph_of(kind, clients).degree.mean() == pytest.approx(degree)
+
+
+def test_barabasi_albert_has_hubs():
+    graph = graph_of("ba", 300, degree=4)
+    assert len(graph.edges()) == 2 * (300 - 2)
+    assert graph.degree.max() > 5 * graph.degree.mean()
+
+
+def test_small_graphs_by_hand():
+    assert edge_set(graph_of("ring", 4)) == {(0, 1), (1, 2), (2, 3), (0, 3)}
+    assert edge_set(graph_of("grid", 6)) == {(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)}
+    assert edge_set(graph_of("grid", 5)) == {(0, 1), (1, 2), (3, 4), (0, 3), (1, 4)}
+    assert edge_set(graph_of("complete", 3)) == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_a_star_is_everyone_through_a_server_by_examples():
+    star, complete = graph_of("star", 5), graph_of("complete", 5)
+    assert (star.server, star.rule, complete.server, complete.rule) == (
+        True,
+        "examples",
+        False,
+        "uniform",
+    )
+    assert edge_set(star) == edge_set(complete)
+    assert graph_of("star", 5, weights="uniform").rule == "uniform"
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_one_client_is_alone_and_two_are_joined(kind):
+    assert graph_of(kind, 1).closed(0).tolist() == [0]
+    assert edge_set(graph_of(kind, 2)) == {(0, 1)}
+
+
+def test_a_lone_client_needs_no_degree():
+    assert graph_of("er", 1, degree=6).closed(0).tolist() == [0]
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_ten_thousand_clients_are_quick(kind):
+    start = time.process_time()
+    graph = graph_of(kind, 10_000)
+    assert time.process_time() - start < 5
+    assert graph.degree.mean() == pytest.approx(6, abs=0.01)
+
+
+# --- edges as numbers
+
+
+@given(clients=st.integers(2, 60), data=st.data())
+def test_numbers_and_pairs_are_one_to_one(clients, data):
+    assert [
+        *zip(*map(np.ndarray.tolist, decode(clients, np.arange(pair_count(clients)))), strict=True)
+    ] == [*itertools.combinations(range(clients), 2)]
+    present = np.array(
+        sorted(data.draw(st.sets(st.integers(0, pair_count(clients) - 1)))), dtype=np.int64
+    )
+    i, j = decode(clients, present)
+    assert encode(clients, j, i).tolist() == present.tolist()
+    others = np.setdiff1d(np.arange(pair_count(clients)), present)
+    assert absent(present, np.arange(len(others))).tolist() == others.tolist()
+
+
+def test_a_link_that_joins_takes_the_place_of_the_worst_that_can_be_spared():
+    best_first = np.concatenate(
+        [encode(4, np.array([i]), np.array([j])) for i, j in [(0, 1), (0, 2), (1, 2), (2, 3)]]
+    )
+    chosen = connected_choice(4, best_first, 3)
+    assert [*zip(*map(np.ndarray.tolist, decode(4, chosen)), strict=True)] == [
+        (0, 1),
+        (0, 2),
+        (2, 3),
+    ]
+
+
+@given(clients=st.integers(2, 30), seed=seeds, data=st.data())
+def test_joining_adds_as_few_edges_as_possible(clients, seed, data):
+    some = np.array(
+        sorted(data.draw(st.sets(st.integers(0, pair_count(clients) - 1), max_size=clients))),
+        dtype=np.int64,
+    )
+    added = joining(clients, some, np.random.default_rng(seed))
+    before, after = (
+        nx.Graph([*zip(*decode(clients, number), strict=True)])
+        for number in (some, np.concatenate([some, added]))
+    )
+    before.add_nodes_from(range(clients))
+    assert nx.number_connected_components(before) == len(added) + 1
+    assert nx.is_connected(after)
+
+
+# --- from a file
+
+
+def edge_file(folder: Path, text: str) -> str:
+    path = folder / "edges.txt"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_is_read_with_comments_and_repeated_edges(tmp_path):
+    file = edge_file(tmp_path, "# a path\n0 1\n\n1 0  # again\n  2\t1\n")
+    assert edge_set(graph_of("file", 3, file=file)) == {(0, 1), (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0 1\n1 x\n", "line 2: '1 x' is not an edge"),
+        ("0 1 2\n", "line 1: '0 1 2' is not an edge"),
+        ("0 -1\n", "line 1: '0 -1' is not an edge"),
+        (
+            "0 1\n# three\n1 3\n",
+            "line 3: client 3 does not exist: with clients = 3 the ids are 0 to 2",
+        ),
+        ("1 1\n", "line 1: '1 1' joins client 1 to itself"),
+        ("0 1\n", "is not connected but in 2 parts (clients 0, 1; client 2)"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(tmp_path, text, message):
+    file = edge_file(tmp_path, text)
+    with pytest.raises(TopologyError) as refusal:
+        graph_of("file", 3, file=file)
+    assert message in str(refusal.value)
+    assert file in str(refusal.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(TopologyError, match=r"topology\.file = '.*none' cannot be read"):
+        graph_of("file", 3, file=str(tmp_path / "none"))
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "rign"}, "topology.kind = 'rign' is unknown: did you mean 'ring'?"),
+        (
+            {"weights": "metropolitan"},
+            "topology.weights = 'metropolitan' is unknown: did you mean 'metropolis'?",
+        ),
+        (
+            {"degree": 25},
+            "topology.degree = 25 is impossible with clients = 20: give a number above 0 and at most 19.",
+        ),
+        ({"degree": 20}, "topology.degree = 20 is impossible"),
+        ({"degree": 0}, "topology.degree = 0 is impossible"),
+        ({"degree": math.nan}, "topology.degree = nan is impossible"),
+        (
+            {"degree": 1.5},
+            "topology.degree = 1.5 gives fewer than the 19 edges that join 20 clients: give at least 1.9.",
+        ),
+        ({"kind": "rgg", "degree": 1}, "topology.degree = 1 gives fewer than the 19 edges"),
+        ({"probability": 1.5}, "topology.probability = 1.5 is not a probability"),
+        ({"probability": -0.1}, "topology.probability = -0.1 is not a probability"),
+        (
+            {"probability": 0.0},
+            "topology.probability = 0 gives fewer than the 19 edges that join 20 clients: give at least 0.1.",
+        ),
+        (
+            {"degree": 4, "probability": 0.2},
+            "topology.degree = 4 and topology.probability = 0.2 both say how many edges there are",
+        ),
+        ({"kind": "rgg", "radius": 0}, "topology.radius = 0 is impossible"),
+        (
+            {"kind": "ring", "degree": 4},
+            "topology.degree = 4 has no meaning for topology.kind = 'ring'",
+        ),
+        ({"kind": "file"}, "topology.kind = 'file' needs topology.file"),
+        ({"remove": 1.1}, "topology.remove = 1.1 is not a probability"),
+        (
+            {"kind": "star", "remove": 0.1},
+            "topology.remove = 0.1 has no meaning for topology.kind = 'star'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(options, message):
+    with pytest.raises(TopologyError) as refusal:
+        build_topology(TopologyOptions(**options), 20, KEY)
+    assert str(refusal.value).startswith(message)
+
+
+@given(clients=st.integers(2, 3000), name=st.sampled_from(["degree", "probability"]))
+@settings(max_examples=30)
+def test_the_smallest_value_that_a_refusal_names_is_accepted(clients, name):
+    with pytest.raises(TopologyError) as refusal:
+        graph_of("er", clients, **{name: 0.0001})
+    least = float(str(refusal.value).rpartition(" ")[2].removesuffix("."))
+    assert nx.is_connected(as_networkx(graph_of("er", clients, **{name: least})))
+
+
+def test_no_clients_are_refused():
+    with pytest.raises(TopologyError, match="clients = 0 is impossible"):
+        build_topology(TopologyOptions(), 0, KEY)
+
+
+# --- graphs that change
+
+
+def test_a_static_topology_is_one_graph():
+    topology = build_topology(TopologyOptions(), 20, KEY)
+    assert topology.at(1) is topology.at(17)
+    assert (topology.kind, topology.clients, topology.options) == ("er", 20, TopologyOptions())
+
+
+@given(
+    visits=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    seed=seeds,
+    kind=st.sampled_from(["er", "ring", "complete"]),
+)
+def test_any_order_of_rounds_gives_the_same_graphs(visits, seed, kind):
+    options = TopologyOptions(kind=kind, remove=0.2)
+    in_order, by_chance = (
+        build_topology(options, 15, Key(seed)),
+        build_topology(options, 15, Key(seed)),
+    )
+    expected = [edge_set(in_order.at(round)) for round in range(1, 13)]
+    assert [edge_set(by_chance.at(round)) for round in visits] == [
+        expected[round - 1] for round in visits
+    ]
+
+
+def test_the_first_round_is_the_static_graph_and_a_key_of_any_round_gives_it():
+    static, dynamic = (
+        build_topology(TopologyOptions(), 20, KEY),
+        build_topology(TopologyOptions(remove=0.5), 20, KEY.at(9)),
+    )
+    assert edge_set(static.at(1)) == edge_set(dynamic.at(1)) != edge_set(dynamic.at(2))
+
+
+@pytest.mark.parametrize("remove", [0.05, 0.5])
+def test_edges_go_as_asked_and_the_average_degree_stays(remove):
+    topology = build_topology(TopologyOptions(degree=6, remove=remove), 50, KEY)
+    rounds = [edge_set(topology.at(round)) for round in range(1, 202)]
+    gone = [len(now - after) / len(now) for now, after in itertools.pairwise(rounds)]
+    assert np.mean(gone) == pytest.approx(remove, rel=0.1)
+    assert np.mean([len(edges) for edges in rounds]) == pytest.approx(150, rel=0.1)
+
+
+def test_if_every_edge_goes_all_are_new():
+    topology = build_topology(TopologyOptions(degree=6, remove=1.0), 50, KEY)
+    assert edge_set(topology.at(1)).isdisjoint(edge_set(topology.at(2)))
+
+
+def test_a_change_of_ten_thousand_clients_is_quick():
+    topology = build_topology(TopologyOptions(degree=6, remove=0.1), 10_000, KEY)
+    start = time.process_time()
+    assert len(topology.at(11).edges()) == pytest.approx(30_000, rel=0.05)
+    assert time.process_time() - start < 5
+
+
+# --- link weights
+
+
+@given(
+    kind=st.sampled_from(BUILT), clients=st.integers(1, 20), seed=seeds, rule=rules, data=st.data()
+)
+def test_rows_sum_to_one_and_who_did_not_choose_keeps_what_it_has(kind, clients, seed, rule, data):
+    active = np.array(data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients)))
+    counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=clients, max_size=clients)))
+    matrix = link_matrix(graph_of(kind, clients, seed, weights=rule), active, counts).toarray()
+    assert (matrix >= 0).all()
+    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-14)
+    np.testing.assert_array_equal(matrix[~active], np.eye(clients)[~active])
+    np.testing.assert_array_equal(matrix[:, ~active], np.eye(clients)[:, ~active])
+
+
+@given(kind=st.sampled_from(BUILT), clients=st.integers(1, 20), seed=seeds, data=st.data())
+def test_metropolis_is_symmetric_and_keeps_the_mean(kind, clients, seed, data):
+    active = np.array(data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients)))
+    matrix = link_matrix(graph_of(kind, clients, seed, weights="metropolis"), active).toarray()
+    model_N = Key(seed).numpy().standard_normal(clients)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-14)
+    assert (matrix @ model_N).mean() == pytest.approx(model_N.mean(), abs=1e-14)
+
+
+@given(clients=st.integers(1, 12), seed=seeds, rule=rules, data=st.data())
+def test_an_exchange_applies_this_matrix(clients, seed, rule, data):
+    active = np.array(data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients)))
+    counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=clients, max_size=clients)))
+    graph = graph_of("er", clients, seed, weights=rule)
+    chosen_CK = torch.from_numpy(~active).long()[:, None]
+    unit_N1N = torch.eye(clients, dtype=torch.float64)[:, None]
+    offers = Exchange(chosen_CK, unit_N1N, torch.from_numpy(counts)[:, None], chosen_CK)
+    applied_NN = (
+        Neighbourhood.of(graph, range(clients), offers)
+        .mean(torch.zeros_like(chosen_CK))
+        .model_CMP[:, 0]
+        .numpy()
+    )
+    np.testing.assert_allclose(
+        link_matrix(graph, active, counts).toarray()[active], applied_NN[active], atol=1e-15
+    )
+
+
+def test_a_path_of_three_by_hand():
+    path = [(0, 1), (1, 2)]
+    uniform, metropolis, examples = (
+        Graph.from_edges(3, path, rule) for rule in ("uniform", "metropolis", "examples")
+    )
+    third, half = 1 / 3, 1 / 2
+    np.testing.assert_allclose(
+        link_matrix(uniform).toarray(), [[half, half, 0], [third, third, third], [0, half, half]]
+    )
+    np.testing.assert_allclose(
+        link_matrix(metropolis).toarray(),
+        [[2 / 3, third, 0], [third, third, third], [0, third, 2 / 3]],
+    )
+    last_two = np.array([False, True, True])
+    np.testing.assert_allclose(
+        link_matrix(uniform, last_two).toarray(), [[1, 0, 0], [0, half, half], [0, half, half]]
+    )
+    np.testing.assert_allclose(
+        link_matrix(metropolis, last_two).toarray(),
+        [[1, 0, 0], [0, 2 / 3, third], [0, third, 2 / 3]],
+    )
+    by_count = link_matrix(examples, counts=np.array([1, 3, 4])).toarray()
+    np.testing.assert_allclose(
+        by_count, [[1 / 4, 3 / 4, 0], [1 / 8, 3 / 8, 4 / 8], [0, 3 / 7, 4 / 7]]
+    )
+
+
+def test_a_matrix_leaves_the_graph_as_it_is():
+    graph = graph_of("er", 20)
+    before = graph.member.copy()
+    link_matrix(graph, np.arange(20) % 2 == 0).setdiag(0)
+    np.testing.assert_array_equal(graph.member, before)
+
+
+# --- diagnostics
+
+
+def rate_by_enumeration(graph: Graph, clusters: int) -> float:
+    """p from every set of active clients, weighted by its probability."""
+    n, chosen = graph.clients, 1 / clusters
+    expected = np.zeros((n, n))
+    for active in itertools.product([False, True], repeat=n):
+        matrix = link_matrix(graph, np.array(active)).toarray() - 1 / n
+        expected += chosen ** sum(active) * (1 - chosen) ** (n - sum(active)) * matrix.T @ matrix
+    centred = np.eye(n) - 1 / n
+    return 1 - np.linalg.eigvalsh(centred @ expected @ centred).max()
+
+
+@pytest.mark.parametrize("weights", ["uniform", "metropolis"])
+@pytest.mark.parametrize("clusters", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options", [{"kind": "ba", "degree": 4}, {"kind": "er", "degree": 3}, {"kind": "ring"}]
+)
+def test_the_consensus_rate_is_the_expectation_over_all_active_sets(options, clusters, weights):
+    graph = graph_of(clients=7, weights=weights, **options)
+    assert consensus_rate(graph, clusters, KEY) == pytest.approx(
+        rate_by_enumeration(graph, clusters), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("weights", ["uniform", "metropolis"])
+def test_consensus_rates_by_hand(weights):
+    pair, all_five, ring = (
+        graph_of(kind, n, weights=weights)
+        for kind, n in [("ring", 2), ("complete", 5), ("ring", 4)]
+    )
+    assert consensus_rate(pair, 1, KEY) == pytest.approx(1)
+    assert consensus_rate(pair, 2, KEY) == pytest.approx(
+        1 / 4
+    )  # both chose the cluster, else nothing happens
+    assert consensus_rate(all_five, 1, KEY) == pytest.approx(1)
+    assert consensus_rate(ring, 1, KEY) == pytest.approx(8 / 9)  # eigenvalues 1, 1/3, 1/3, -1/3
+    assert spectral_gap(ring, KEY) == pytest.approx(2 / 3)
+    assert spectral_gap(all_five, KEY) == pytest.approx(1)
+
+
+def test_many_clients_have_the_eigenvalues_of_a_ring():
+    ring = graph_of("ring", 600, weights="metropolis")
+    second = 1 - 2 / 3 * (1 - math.cos(2 * math.pi / 600))
+    assert spectral_gap(ring, KEY) == pytest.approx(1 - second, rel=1e-3)
+    assert consensus_rate(ring, 1, KEY) == pytest.approx(1 - second**2, rel=1e-3)
+
+
+@given(kind=st.sampled_from(DRAWN), clients=st.integers(1, 30), seed=seeds)
+@settings(max_examples=30)
+def test_the_gap_is_that_of_the_matrix_and_the_diameter_that_of_networkx(kind, clients, seed):
+    graph = graph_of(kind, clients, seed)
+    moduli = np.sort(np.abs(np.linalg.eigvals(link_matrix(graph).toarray())))
+    assert spectral_gap(graph, KEY) == pytest.approx(
+        1 - (moduli[-2] if clients > 1 else 0), abs=1e-9
+    )
+    assert diameter(graph) == (nx.diameter(as_networkx(graph)), True)
+
+
+def test_diameters_by_hand():
+    assert diameter(graph_of("ring", 130)) == (65, True)
+    assert diameter(graph_of("grid", 9)) == (4, True)
+    assert diameter(graph_of("ring", 2001)) == (1000, False)
+
+
+def test_a_hub_takes_clients_apart_with_uniform_weights_and_it_is_said(tmp_path):
+    file = edge_file(tmp_path, "".join(f"0 {leaf}\n" for leaf in range(1, 10)))
+    uniform, metropolis = (
+        describe(
+            build_topology(TopologyOptions("file", file=file, weights=rule), 10, KEY),
+            KEY,
+            clusters=1,
+        )
+        for rule in ("uniform", "metropolis")
+    )
+    assert uniform["consensus_rate"] == pytest.approx(
+        1 - 144 / 90
+    )  # 9 at the hub and -1 at its leaves become 0 and 4
+    assert uniform["notes"][0].startswith("p <= 0")
+    assert metropolis["consensus_rate"] == pytest.approx(1 - 0.9**2)
+    assert metropolis["notes"] == []
+
+
+def test_describe_says_what_a_graph_is_like():
+    facts = describe(
+        build_topology(TopologyOptions("ring", weights="metropolis", remove=0.1), 4, KEY),
+        KEY,
+        clusters=1,
+    )
+    assert facts.pop("spectral_gap") == pytest.approx(2 / 3)
+    assert facts.pop("consensus_rate") == pytest.approx(8 / 9)
+    degrees = {"degree_min": 2, "degree_mean": 2.0, "degree_max": 2}
+    notes = ["this is round 1; each later round removes an edge with probability 0.1"]
+    assert facts == degrees | {
+        "kind": "ring",
+        "weights": "metropolis",
+        "clients": 4,
+        "edges": 4,
+        "connected": True,
+        "diameter": 2,
+        "diameter_exact": True,
+        "clusters": 1,
+        "notes": notes,
+    }
+
+
+def test_describe_names_the_true_degree_and_what_is_not_known():
+    assert describe(build_topology(TopologyOptions("ba", degree=5), 20, KEY), KEY)["notes"] == [
+        "the average degree is 3.6, where 5 was asked"
+    ]
+    assert describe(build_topology(TopologyOptions("star"), 5, KEY), KEY)["notes"] == [
+        "every client counts alike here, as its examples are not known"
+    ]
+
+
+def test_one_client_agrees_with_itself():
+    facts = describe(build_topology(TopologyOptions(), 1, KEY), KEY)
+    assert (facts["edges"], facts["diameter"], facts["spectral_gap"], facts["consensus_rate"]) == (
+        0,
+        0,
+        1,
+        1,
+    )
+
+
+# --- everyone hears everyone
+
+
+@pytest.mark.parametrize("rule", ["uniform", "metropolis"])
+@pytest.mark.parametrize("clients", [1, 2, 7])
+def test_what_is_said_of_a_complete_graph_is_what_its_list_of_edges_says(rule, clients):
+    listed = Graph.from_edges(clients, [(i, j) for i in range(clients) for j in range(i)], rule)
+    complete = Graph.complete(clients, rule)
+    assert diameter(complete) == diameter(listed)
+    assert spectral_gap(complete, KEY) == pytest.approx(spectral_gap(listed, KEY), abs=1e-12)
+    assert consensus_rate(complete, 2, KEY) == pytest.approx(
+        consensus_rate(listed, 2, KEY), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", ["star", "complete"])
+def test_everyone_hears_everyone_without_a_list(kind):
+    """100,000 clients would have five billion edges."""
+    topology = build_topology(TopologyOptions(kind=kind), 100_000, KEY)
+    assert topology.at(1).is_complete
+    assert topology.at(7) is topology.at(1)
+    assert describe(topology, KEY)["edges"] == 99_999 * 50_000
+
+
+def test_a_complete_graph_may_lose_edges():
+    topology = build_topology(TopologyOptions(kind="complete", remove=0.5), 12, KEY)
+    assert topology.at(1).is_complete
+    assert 0 < len(topology.at(2).edges()) < pair_count(12)
+
+
+# --- robust means
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
+def test_a_robust_mean_is_described_as_uniform_weights_and_says_so(rule):
+    facts, plain = (
+        describe(build_topology(TopologyOptions(kind="ring", weights=w), 8, KEY), KEY)
+        for w in (rule, "uniform")
+    )
+    assert facts["spectral_gap"] == plain["spectral_gap"]
+    assert facts["notes"] == [
+        f"{rule} is no matrix: spectral gap and p are those of uniform weights",
+        *plain["notes"],
+    ]
+
+
+def test_a_server_cannot_clip():
+    with pytest.raises(
+        TopologyError,
+        match=r"topology\.weights = 'clipped' has no meaning for topology\.kind = 'star'",
+    ):
+        build_topology(TopologyOptions(kind="star", weights="clipped"), 5, KEY)
