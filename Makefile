@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long bench bench-packages chaos docs clean
+.PHONY: help install demo test test-long bench bench-packages chaos docs release clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ chaos: $(INSTALLED)  ## every fault on eight real peers in network namespaces (L
 
 docs: $(INSTALLED)  ## write docs/config.md anew from the code
 	$(BIN)/python tools/config_reference.py > docs/config.md
+
+release: $(INSTALLED)  ## build wheel and sdist into dist/, and try the wheel in an empty environment
+	$(BIN)/python tools/release.py
 
 clean:  ## remove .venv and all caches; runs/ stays
 	rm -rf .venv .venv-packages .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist src/*.egg-info
