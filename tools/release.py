@@ -55,7 +55,7 @@ def main() -> int:
     try:
         with TemporaryDirectory(prefix="fedspd-release-") as folder:
             release(ROOT, Path(folder))
-    except ReleaseError as error:
+    except (ReleaseError, OSError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     return 0
@@ -89,12 +89,12 @@ def step(name: str) -> Iterator[None]:
     """Say what is being done, and how long it took."""
     print(f"release: {name} ...", end=" ", flush=True)
     start = time.monotonic()
-    done = False
     try:
         yield
-        done = True
-    finally:
-        print(f"{time.monotonic() - start:.0f} s" if done else "failed", flush=True)
+    except BaseException:
+        print("failed")
+        raise
+    print(f"{time.monotonic() - start:.0f} s")
 
 
 # ---- versions
