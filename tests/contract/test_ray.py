@@ -5,12 +5,13 @@ import sys
 import pytest
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
 from fedspd.algorithms import METHODS  # noqa: E402
 from fedspd.engines.ray_cluster import RayCluster  # noqa: E402
 from fedspd.engines.simulator import Simulator  # noqa: E402
 
-QUICK = ("fedspd", "ditto")  # notes, a class that no actor can import
+QUICK = ("ditto",)  # a class that no actor can import
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +49,8 @@ def test_every_method_by_two_actors_and_its_checkpoint_in_one_process(lab, metho
     assert tuple(here.digests()) == lab.reference(method, "classes")
 
 
-def test_float64_and_everybody_hears_everybody(lab):
+@pytest.mark.long
+def test_float64_and_a_server_equal_the_simulation(lab):
     ray.cloudpickle.register_pickle_by_value(sys.modules[lab.__module__])
     used, here = (
         RayCluster(lab.plan("fedem", "regression"), workers=2),

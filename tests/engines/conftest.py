@@ -14,20 +14,56 @@ import pytest
 import fedspd
 from fedspd.cli import main, running  # noqa: F401  a fork then finds everything imported
 from fedspd.experiment.runner import Result
+from fedspd.storage import run_folder
+from fedspd.storage.atomic import sync
 from fedspd.storage.run_folder import RunFolder
 
 TINY = [
+    "method=held:Held",
     "clients=6",
     "data.examples=24",
     "topology.degree=2",
     "training.epochs=1",
     "training.batch=8",
-    "fedspd.final_epochs=1",
+    "options.final_epochs=1",
 ]
 
 
+HELD = '''\
+"""FedSPD that waits at the gate: while the file `hold` names the round that begins, it goes no further."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedspd.algorithms.fedspd import FedSPD
+
+
+@dataclass(frozen=True)
+class Held(FedSPD):
+    def round(self, learner, state, data, key):
+        wait_at_gate(key.round)
+        return (yield from super().round(learner, state, data, key))
+
+    def finish(self, learner, state, data, key):
+        wait_at_gate(key.round)
+        return super().finish(learner, state, data, key)
+
+
+def wait_at_gate(round):
+    hold = Path("hold")
+    while hold.exists() and hold.read_text() == str(round):
+        Path(f"waiting-{os.getpid()}").touch()
+        time.sleep(0.005)
+'''
+
+
 class Command:
-    """`fedspd ARGUMENTS` in a process and a process group of its own; what it prints goes into files."""
+    """The command `fedspd ARGUMENTS` in a process and a process group of its own.
+
+    Its output goes into files.
+    """
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self.log = log
@@ -56,7 +92,7 @@ class Command:
         """What a terminal does: the signal goes to the whole group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def end(self, seconds: float = 60) -> int:
+    def end(self, seconds: float = 120) -> int:
         """Its exit code, once it has ended by itself."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"still running after {seconds} s"
@@ -69,13 +105,24 @@ class Command:
 
 def _main(arguments: list[str], log: Path) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(log / name, os.O_CREAT | os.O_WRONLY), stream)
     sys.stdout, sys.stderr = (
         os.fdopen(stream, "w", closefd=False) for stream in (1, 2)
     )  # in place of pytest's own
     sys.argv = ["fedspd", *arguments]
+    run_folder.sync = _held_sync
     main.main()
+
+
+def _held_sync(path: Path) -> None:
+    """Wait for ever before the draft of the checkpoint that `hold-checkpoint` names is synced."""
+    sync(path)
+    hold = Path("hold-checkpoint")
+    while hold.exists() and path.name.startswith(f"{hold.read_text()}.draft-"):
+        Path("waiting-checkpoint").touch()
+        time.sleep(0.005)
 
 
 def _processes() -> list[int]:
@@ -112,9 +159,27 @@ class Lab:
         return self.commands[-1]
 
     def start_run(self, *settings: str, workers: int = 2) -> tuple[Command, Path]:
-        """A tiny run and its folder."""
+        """Start a tiny run; return it and its folder."""
         out = self.folder / f"run-{len(self.commands)}"
         return self.start("run", *TINY, *settings, "--out", out, "--workers", workers), out
+
+    def start_held_run(self, round: int, *settings: str, workers: int = 2) -> tuple[Command, Path]:
+        """Start a tiny run and return it when it waits in the middle of `round`, where it stays."""
+        (self.folder / "hold").write_text(str(round))
+        run, out = self.start_run(*settings, workers=workers)
+        self.until(lambda: len(list(self.folder.glob("waiting-*"))) == workers)
+        return run, out
+
+    def start_held_checkpoint(self, round: int, *settings: str) -> tuple[Command, Path]:
+        """Start a tiny run and return it when the checkpoint of `round` is written but not complete."""
+        (self.folder / "hold-checkpoint").write_text(f"round-{round:06d}")
+        run, out = self.start_run(*settings, workers=1)
+        self.until((self.folder / "waiting-checkpoint").exists)
+        return run, out
+
+    def release(self) -> None:
+        """Let every held run go on."""
+        (self.folder / "hold").unlink()
 
     def whole(self, *settings: str, out: Path | None = None) -> Result:
         """The same run without interruption, by one worker."""
@@ -124,10 +189,11 @@ class Lab:
         return fedspd.run(out=out, resume=True, workers=workers)
 
     @staticmethod
-    def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    def until(condition: Callable[[], Any], seconds: float = 120) -> None:
+        """Wait for a condition; the limit is for a test that hangs, not a measurement."""
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
+            assert time.monotonic() < end, f"it did not happen within {seconds} s"
             time.sleep(0.002)
 
     @staticmethod
@@ -152,7 +218,9 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.py").write_text(HELD)
     lab = Lab(tmp_path)
     yield lab
     for command in lab.commands:

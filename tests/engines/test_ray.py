@@ -25,6 +25,7 @@ from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
 from ray.exceptions import RayActorError  # noqa: E402
 
@@ -83,7 +84,7 @@ def listed(parcels) -> list[tuple[int, int, list[int], list[int]]]:
     return [(p.sender, p.hearer, p.client_T.tolist(), p.k_T.tolist()) for p in parcels]
 
 
-def test_only_models_that_a_neighbour_in_the_other_shard_wants_are_packed():
+def test_pack_takes_only_models_that_a_neighbour_in_the_other_shard_wants():
     halves = [range(2), range(2, 4)]
     assert listed(pack(LINE, header([[0]] * 4, [[0]] * 4), halves)) == [
         (0, 1, [1], [0]),
@@ -96,7 +97,7 @@ def test_only_models_that_a_neighbour_in_the_other_shard_wants_are_packed():
     ]
 
 
-def test_a_model_goes_to_a_shard_once_however_many_want_it_there():
+def test_pack_sends_a_model_to_a_shard_once():
     star = Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)])
     assert listed(pack(star, header([[0]] * 4, [[0]] * 4), [range(1), range(1, 4)])) == [
         (0, 1, [0], [0]),
@@ -105,7 +106,7 @@ def test_a_model_goes_to_a_shard_once_however_many_want_it_there():
 
 
 @given(st.data())
-def test_parcels_hold_what_the_definition_says(data):
+def test_pack_agrees_with_its_definition(data):
     n, shards = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
     edges = data.draw(
         st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12)
@@ -133,7 +134,7 @@ def test_parcels_hold_what_the_definition_says(data):
     }
 
 
-def test_a_clients_own_examples_arrive_as_they_were():
+def test_stacked_block_restores_the_block():
     block = build_experiment(CONFIG).plan.part(range(2, 5)).train
     again = StackedBlock.of(block).block()
     assert again.clients == range(2, 5)
@@ -148,7 +149,7 @@ def test_a_clients_own_examples_arrive_as_they_were():
     )
 
 
-def test_modules_of_the_current_folder_travel_as_text(tmp_path, monkeypatch):
+def test_own_modules_travel_as_text(tmp_path, monkeypatch):
     (tmp_path / "travelling").mkdir()
     (tmp_path / "travelling" / "inner.py").write_text("answer = 42\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -174,7 +175,7 @@ def make(shape, classes):
 """
 
 
-def test_a_model_of_the_users_own_is_found_where_its_file_is_not(local_ray, tmp_path, monkeypatch):
+def test_shard_imports_a_model_whose_file_it_does_not_have(local_ray, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("travelling_model.py").write_text(OWN)
     plan = build_experiment(
@@ -194,7 +195,7 @@ def test_a_model_of_the_users_own_is_found_where_its_file_is_not(local_ray, tmp_
 # ---- runs
 
 
-def test_a_run_with_newcomers_gives_the_simulators_records(lab, local_ray, tmp_path):
+def test_ray_run_with_newcomers_equals_the_simulation(lab, local_ray, tmp_path):
     config = fedspd.load(overrides=[*SETTINGS, "holdout_clients=2", "evaluate_every=2"])
     heard = []
     result = fedspd.run(config, engine="ray", out=tmp_path / "ray", listener=heard.append)
@@ -217,8 +218,11 @@ def stopping_at(round: int, event) -> None:
         raise Stop
 
 
-@pytest.mark.parametrize(("first", "second"), [("ray", "processes"), ("processes", "ray")])
-def test_a_run_begun_by_one_engine_is_continued_by_the_other(
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("ray", "processes"), pytest.param("processes", "ray", marks=pytest.mark.long)],
+)
+def test_run_begun_by_one_engine_continues_on_the_other(
     lab, local_ray, whole, tmp_path, first, second
 ):
     with pytest.raises(Stop):
@@ -240,15 +244,25 @@ def dying_model(deaths: Path, count: int):
 
         def forward(self, x):
             self.batches += self.training
-            if self.batches == 8 and len(list(deaths.iterdir())) < count:
-                (deaths / str(os.getpid())).touch()
+            if self.batches == 8 and claim(deaths, count):
                 os.kill(os.getpid(), signal.SIGKILL)
             return self.layer(x.flatten(1))
 
     return lambda shape, classes: Dying(classes)
 
 
-def test_an_actor_that_is_killed_in_the_middle_of_its_training(lab, local_ray, tmp_path):
+def claim(deaths: Path, count: int) -> bool:
+    """Take one of `count` places. Creating a file is atomic, so two processes never take the same."""
+    for place in range(count):
+        try:
+            (deaths / str(place)).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return True
+    return False
+
+
+def test_run_survives_an_actor_that_is_killed_while_it_trains(lab, local_ray, tmp_path):
     deaths, heard = tmp_path / "deaths", []
     deaths.mkdir()
     result = fedspd.run(
@@ -264,6 +278,7 @@ def test_an_actor_that_is_killed_in_the_middle_of_its_training(lab, local_ray, t
     assert [event["event"] for event in heard].count("start") == 1
 
 
+@pytest.mark.long
 def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_path):
     deaths = tmp_path / "deaths"
     deaths.mkdir()
@@ -275,7 +290,7 @@ def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_
     assert len(list(deaths.iterdir())) == 4
 
 
-def test_an_exception_in_an_actor_arrives_as_a_sentence(local_ray):
+def test_exception_in_an_actor_arrives_as_a_sentence(local_ray):
     class Fails(nn.Linear):
         def forward(self, x):
             if self.training:
@@ -289,7 +304,7 @@ def test_an_exception_in_an_actor_arrives_as_a_sentence(local_ray):
         fedspd.run(CONFIG, model=lambda shape, classes: Fails(64, classes), engine="ray", workers=1)
 
 
-def test_a_machine_with_other_versions_is_refused():
+def test_machine_with_other_versions_is_refused():
     check_versions(versions())
     with pytest.raises(
         WorkerError, match=r"^A machine of the cluster has torch 1\.0, and this one \d"
@@ -297,7 +312,7 @@ def test_a_machine_with_other_versions_is_refused():
         check_versions({**versions(), "torch": "1.0"})
 
 
-def test_an_actor_that_cannot_start_says_what_is_missing(local_ray, monkeypatch):
+def test_actor_that_cannot_start_names_the_missing_module(local_ray, monkeypatch):
     ghost = types.ModuleType("nowhere_else")
     exec("class Ghost:\n    def speak(self): pass", ghost.__dict__)
     monkeypatch.setitem(sys.modules, "nowhere_else", ghost)
@@ -309,7 +324,7 @@ def test_an_actor_that_cannot_start_says_what_is_missing(local_ray, monkeypatch)
     )
 
 
-def test_a_gpu_is_not_asked_for():
+def test_ray_engine_refuses_a_gpu():
     plan = build_experiment(CONFIG).plan
     plan.learner.device = torch.device("cuda")
     with pytest.raises(

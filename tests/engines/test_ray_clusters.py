@@ -14,6 +14,7 @@ from fedspd.cli.main import guarded
 from fedspd.core.errors import MissingExtraError
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -50,7 +51,8 @@ def two_machines():
     cluster.shutdown()
 
 
-def test_a_machine_that_is_killed_in_the_middle_of_a_run(lab, two_machines, whole):
+@pytest.mark.long
+def test_run_survives_a_machine_that_is_killed(lab, two_machines, whole):
     heard = []
 
     def listen(event):
@@ -78,7 +80,8 @@ def test_a_machine_that_is_killed_in_the_middle_of_a_run(lab, two_machines, whol
 # ---- the command line, and what is refused
 
 
-def test_the_installed_program_ends_with_json_alone_on_its_output(tmp_path, whole):
+@pytest.mark.long
+def test_installed_program_prints_only_json_on_its_output(tmp_path, whole):
     found = subprocess.run(
         [*program(tmp_path / "run"), "rounds=4", "--json"],
         capture_output=True,
@@ -91,10 +94,9 @@ def test_the_installed_program_ends_with_json_alone_on_its_output(tmp_path, whol
     assert [line for line in found.stderr.splitlines() if "ray" in line.lower()] == []
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
-)
-def test_the_installed_program_stops_when_it_is_told_to(lab, tmp_path, number):
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_installed_program_stops_on_a_signal(lab, tmp_path, number):
     started = subprocess.Popen(
         [*program(tmp_path / "run"), "rounds=2000"],
         stderr=subprocess.PIPE,
@@ -145,13 +147,13 @@ def program(out: Path) -> list[str]:
         ),
     ],
 )
-def test_what_is_refused(tmp_path, capsys, options, sentence):
+def test_command_refuses_a_wrong_engine_or_address(tmp_path, capsys, options, sentence):
     assert guarded(["run", *SETTINGS, "--out", str(tmp_path / "run"), *options]) == 2
     assert capsys.readouterr().err.startswith(f"fedspd: {sentence}")
     assert not (tmp_path / "run").exists()
 
 
-def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
+def test_engine_without_ray_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "fedspd.engines.ray_cluster", None)
     with pytest.raises(
         MissingExtraError,

@@ -14,13 +14,13 @@ import fedspd
 from fedspd.cli.main import guarded
 
 ROUNDS = "rounds=14"
-FAT = "model.hidden=3000"  # a checkpoint of this takes long enough to be killed in
+LARGE = "model.hidden=3000"  # a checkpoint of this takes long enough to be killed in
 
 
 @pytest.mark.parametrize(
     "seed", [0, 1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )
-def test_killed_again_and_again_at_random_moments(lab, seed):
+def test_run_killed_at_random_moments_ends_with_the_same_records(lab, seed):
     chance = random.Random(seed)
     run, out = lab.start_run(ROUNDS, workers=2)
     for target in (2, 5, 8, 11):
@@ -34,22 +34,17 @@ def test_killed_again_and_again_at_random_moments(lab, seed):
     assert lab.timeless(out) == lab.timeless(whole.folder)
 
 
-def test_killed_while_a_checkpoint_is_written(lab):
-    drafts = []
-    run, out = lab.start_run("rounds=8", FAT, workers=2)
-    for target in (1, 3, 5):
-        lab.until(lambda target=target: lab.rounds(out) >= target)
-        lab.until(lambda: any((out / "checkpoints").glob("*.draft-*")))
-        run.kill()
-        drafts += (out / "checkpoints").glob("*.draft-*")
-        if target < 5:
-            run = lab.start("run", "--resume", out, "--workers", 1)
-    assert drafts, "no kill met a checkpoint: it was not tested"
-    assert lab.resumed(out).summary["hash"] == lab.whole("rounds=8", FAT).summary["hash"]
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["round-000009"]
+def test_run_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(lab):
+    run, out = lab.start_held_checkpoint(4, "rounds=4", LARGE)  # the last round is always saved
+    run.kill()
+    before, draft = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert before < "round-000004"
+    assert draft.startswith("round-000004.draft-")
+    assert lab.resumed(out).summary["hash"] == lab.whole("rounds=4", LARGE).summary["hash"]
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["round-000005"]
 
 
-def test_killed_before_the_first_checkpoint_and_in_the_start(lab):
+def test_run_killed_before_its_first_checkpoint_starts_again(lab):
     whole = lab.whole("rounds=2")
     for wait in (0.0, 0.02, 0.1, 0.2):
         run, out = lab.start_run("rounds=2", workers=1)
@@ -64,35 +59,29 @@ def test_killed_before_the_first_checkpoint_and_in_the_start(lab):
         assert again.summary["hash"] == whole.summary["hash"]
 
 
-def test_a_real_command_killed_and_resumed(lab):
+def test_installed_program_killed_in_a_round_resumes_to_the_same_records(lab):
+    (lab.folder / "hold").write_text("4")
     out = lab.folder / "run"
     program = str(Path(sys.executable).with_name("fedspd"))
-    settings = [
-        "clients=6",
-        "data.examples=24",
-        "topology.degree=2",
-        "training.epochs=1",
-        "rounds=100",
-    ]
-    started = subprocess.Popen(
-        [program, "run", *settings, "--out", str(out), "--workers", "2"], stderr=subprocess.DEVNULL
-    )
-    lab.until(lambda: lab.rounds(out) >= 4 or started.poll() is not None)
+    command = [program, "run", *lab.tiny, "rounds=6", "--out", str(out), "--workers", "2"]
+    started = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=lab.folder)
+    lab.until(lambda: lab.rounds(out) >= 3 or started.poll() is not None)
     started.kill()
     assert started.wait() == -signal.SIGKILL
-    assert lab.rounds(out) < 100
-    whole = fedspd.run(fedspd.load(overrides=settings))
+    assert lab.rounds(out) == 3
+    lab.release()
+    whole = lab.whole("rounds=6")
     assert lab.resumed(out, workers=3).summary["hash"] == whole.summary["hash"]
     assert lab.timeless(out) == lab.timeless(whole.folder)
 
 
-def test_a_finished_run_is_resumed_at_once_and_one_without_its_result_gets_it(lab):
+def test_finished_run_resumes_at_once_and_writes_a_missing_result(lab):
     out = lab.folder / "run"
     whole = lab.whole("rounds=2", out=out)
     before = contents(out)
     heard = []
     result = fedspd.run(out=out, resume=True, listener=heard.append)
-    assert heard == [{"event": "start", "round": 3, "rounds": 2, "method": "fedspd"}]
+    assert heard == [{"event": "start", "round": 3, "rounds": 2, "method": "held:Held"}]
     assert result.summary == whole.summary
     assert contents(out) == before
     (out / "result.json").unlink()
@@ -104,28 +93,27 @@ def contents(out: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def test_two_processes_on_one_folder(lab, capsys):
-    run, out = lab.start_run("rounds=400")
-    lab.until(lambda: lab.rounds(out) >= 1)
+def test_second_process_on_a_run_folder_is_refused(lab, capsys):
+    run, out = lab.start_held_run(2, "rounds=3")
     assert guarded(["run", "--resume", str(out)]) == 2
     assert (
         capsys.readouterr().err
         == f"fedspd: The run folder '{out}' is in use by another process: wait for it, or stop it.\n"
     )
-    run.signal(signal.SIGINT)
+    run.ctrl_c()
     assert run.end() == 130
-    assert lab.rounds(out) < 400
+    assert lab.rounds(out) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_refuses_a_checkpoint(lab, workers):
-    run, out = lab.start_run("rounds=5", FAT, workers=workers)
-    lab.until(lambda: (out / "checkpoints" / "round-000001").exists())
+def test_disk_that_refuses_a_checkpoint_ends_the_run_with_a_sentence(lab, workers):
+    run, out = lab.start_held_run(2, "rounds=3", LARGE, workers=workers)
     for pid in [run.process.pid, *run.workers]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    lab.release()
     assert run.end() == 2
     check_refused(run, out, "File too large")
-    check_same_as_whole(lab, out, "rounds=5", FAT)
+    check_same_as_whole(lab, out, "rounds=3", LARGE)
 
 
 @pytest.fixture
@@ -144,7 +132,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk(lab, small_disk, workers):
+def test_full_disk_ends_the_run_with_a_sentence(lab, small_disk, workers):
     """Room for one checkpoint of 460 kB and not for two."""
     out = small_disk / "run"
     run = lab.start(
@@ -156,7 +144,7 @@ def test_a_full_disk(lab, small_disk, workers):
     check_same_as_whole(lab, out, "rounds=5", "model.hidden=256")
 
 
-def test_a_disk_that_is_full_before_the_start(lab, small_disk):
+def test_disk_that_is_full_before_the_start_is_reported(lab, small_disk):
     (small_disk / "fill").write_bytes(bytes(1_000_000))
     out = small_disk / "run"
     run = lab.start("run", *lab.tiny, ROUNDS, "clients=200", "data.examples=2", "--out", out)
