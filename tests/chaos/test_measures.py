@@ -17,7 +17,7 @@ FINAL = {"event": "final", "round": 3, "accuracy": 0.75}
 
 
 def done(round: int, heard: list[str], missing: list[str]) -> dict[str, object]:
-    return {"event": "round", "round": round, "heard": heard, "missing": missing}
+    return {"event": "round", "round": round, "received": heard, "missing": missing}
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def test_the_live_table_has_a_row_for_every_node(capsys):
     last = {
         "event": "round",
         "round": 2,
-        "heard": ["b"],
+        "received": ["b"],
         "missing": ["c"],
         "mixture": [0.25, 0.75],
         "accuracy": 0.5,

@@ -217,7 +217,7 @@ class Fleet:
         """The first round in which each of its neighbours heard this node."""
         found: dict[str, Seen] = {}
         for seen in self.history:
-            if seen.at > after and name in seen.event.get("heard", ()):
+            if seen.at > after and name in seen.event.get("received", ()):
                 found.setdefault(seen.node, seen)
         return found
 

@@ -18,7 +18,7 @@ def measured(fleet: Fleet, bytes_: int, resets: int, faults: list[Fault], liar: 
     rounds = [
         event for events in journals.values() for event in events if event["event"] == "round"
     ]
-    missing, heard = (sum(len(event[kind]) for event in rounds) for kind in ("missing", "heard"))
+    missing, heard = (sum(len(event[kind]) for event in rounds) for kind in ("missing", "received"))
     return {
         "accuracy": round(100 * mean(scores), 2),
         "bytes": bytes_,

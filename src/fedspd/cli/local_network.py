@@ -61,14 +61,14 @@ def _shown(console: Console, rounds: int, as_json: bool) -> Iterator[Listener]:
 
 
 def table(nodes: Sequence[NodeProcess], rounds: int) -> Table:
-    shown = Table("node", "state", "round", "heard", "missing", "mixture", "accuracy")
+    shown = Table("node", "state", "round", "received", "missing", "mixture", "accuracy")
     for node in nodes:
         last = node.last
         mixture = " ".join(f"{share:.2f}" for share in last.get("mixture") or ())
         score = "" if last.get("accuracy") is None else f"{100 * last['accuracy']:.1f} %"
         done = "final" if node.done else f"{last.get('round', 0)} of {rounds}"
-        heard, missing = (", ".join(last.get(key, ())) for key in ("heard", "missing"))
-        shown.add_row(node.name, node.state, done, heard, missing, mixture, score)
+        received, missing = (", ".join(last.get(key, ())) for key in ("received", "missing"))
+        shown.add_row(node.name, node.state, done, received, missing, mixture, score)
     return shown
 
 

@@ -136,7 +136,7 @@ def test_a_node_is_killed_the_network_is_stopped_and_both_go_on(tmp_path: Path) 
         killed_in = rounds(plant, 1)[-1]
         until(
             lambda: any(
-                "node-1" in event["heard"]
+                "node-1" in event["received"]
                 for event in events(plant, 0)
                 if event["round"] > killed_in + 1
             )
@@ -229,7 +229,7 @@ def test_a_newcomer_joins_between_running_nodes(tmp_path: Path) -> None:
             str(tmp_path / "new.npz"),
         ) as newcomer:
             until(lambda: len(rounds(plant, "new")) >= 3)
-            until(lambda: all("new" in events(plant, i)[-1]["heard"] for i in (0, 2)))
+            until(lambda: all("new" in events(plant, i)[-1]["received"] for i in (0, 2)))
             newcomer.send_signal(signal.SIGTERM)
             _, said = newcomer.communicate(timeout=LIMIT)
         running.send_signal(signal.SIGINT)
@@ -238,6 +238,6 @@ def test_a_newcomer_joins_between_running_nodes(tmp_path: Path) -> None:
     assert re.search("joined with the models of [12] neighbours", said)
     first = events(plant, "new")[0]
     assert first["round"] > 1
-    assert set(first["heard"]) <= {"node-0", "node-2"}
-    assert not any("new" in event["heard"] for event in events(plant, 1))
+    assert set(first["received"]) <= {"node-0", "node-2"}
+    assert not any("new" in event["received"] for event in events(plant, 1))
     assert export.predict(plant / "nodes/new", tmp_path / "new.npz").shape == (20, 10)

@@ -138,9 +138,9 @@ def test_the_honest_go_on_with_one_another(liar: Liar, tmp_path: Path) -> None:
     for one, other in zip(honest, reversed(honest), strict=True):
         events = [event for event in one.journal.record.events() if event["event"] == "round"]
         assert [event["round"] for event in events] == list(range(1, ROUNDS + 1))
-        assert all(other.place.name in event["heard"] for event in events)
+        assert all(other.place.name in event["received"] for event in events)
         assert (
-            sum("n2" in event["heard"] for event in events) <= 1
+            sum("n2" in event["received"] for event in events) <= 1
         )  # the last round, if that is what it always announces
         slow = [event for event in events if event["seconds"]["waiting"] > PATIENCE.least]
         assert len(slow) <= CHANCES + 1

@@ -234,7 +234,7 @@ def test_a_killed_node_goes_on_from_its_journal_and_is_heard_again_within_two_ro
     heard = [
         event["round"]
         for event in plant.events(1)[:-1]
-        if event["round"] > back and "n0" in event["heard"]
+        if event["round"] > back and "n0" in event["received"]
     ]
     assert heard[0] <= back + 3  # the round that was running when it came back, and two more
     assert len(heard) >= 30 - back - 3
@@ -269,7 +269,7 @@ def test_a_partition_lets_both_sides_go_on_and_heals_by_itself(tmp_path: Path) -
     again = [
         event["round"]
         for event in plant.events(1)
-        if "n2" in event.get("heard", ()) and event["round"] > healed
+        if "n2" in event.get("received", ()) and event["round"] > healed
     ]
     assert again
     assert again[0] <= healed + 4
@@ -308,7 +308,7 @@ def test_a_newcomer_takes_its_neighbours_models_and_takes_part(tmp_path: Path) -
     rounds = plant.rounds(5)
     assert rounds[0] >= 3
     assert rounds[-1] == 25
-    assert any("n5" in event.get("heard", ()) for event in plant.events(0))
+    assert any("n5" in event.get("received", ()) for event in plant.events(0))
     assert plant.events(5)[-1]["event"] == "final"
     losses = [event["loss"] for event in plant.events(5)]
     assert losses[0] < 2.1  # ln 10 = 2.303 is a guess: it did not begin from nothing
@@ -390,7 +390,7 @@ def test_one_that_comes_back_to_its_only_living_neighbour_goes_to_its_round(tmp_
     together(behind())
     last = [event for event in plant.events(1) if event["event"] == "round"][-1]
     assert max(later - round for round, later in pairwise(plant.rounds(1))) > 5
-    assert (last["round"], last["heard"]) == (70, ["n0"])
+    assert (last["round"], last["received"]) == (70, ["n0"])
 
 
 def test_a_newcomer_that_is_asked_to_leave_while_it_waits_leaves(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def status(peer: Peer, transport: GrpcTransport) -> Json:
             "seen_seconds_ago": None
             if neighbour.seen is None
             else round(peer.talk.clock() - neighbour.seen, 1),
-            "rubbish": transport.rubbish[name],
+            "malformed": transport.rubbish[name],
             "muted": transport.muted(name),
             "last_error": peer.talk.troubles.get(name),
         }

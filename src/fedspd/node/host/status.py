@@ -75,7 +75,7 @@ def metrics(status: Json) -> Iterator[Metric]:
     for name, known in status["neighbours"].items():
         yield "fedspd_neighbour_round", "gauge", {"neighbour": name}, known["round"]
     for name, known in status["neighbours"].items():
-        yield "fedspd_neighbour_rubbish_total", "counter", {"neighbour": name}, known["rubbish"]
+        yield "fedspd_neighbour_malformed_total", "counter", {"neighbour": name}, known["malformed"]
     for kind in ("sent", "received"):
         for name, count in status["bytes"][kind].items():
             yield f"fedspd_{kind}_bytes_total", "counter", {"neighbour": name}, count

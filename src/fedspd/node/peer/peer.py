@@ -82,7 +82,7 @@ class Peer:
             )
         missing = sorted(set(self.watch.neighbours) - set(answers)) if exchanges else []
         about = {
-            "heard": sorted(answers),
+            "received": sorted(answers),
             "missing": missing,
             "seconds": {
                 "total": round(time.perf_counter() - started, 6),
