@@ -1,13 +1,14 @@
 """A method of your own, named in a config as module:Class. Here Ditto (Li et al.; ICML 2021). C clients, P numbers in a model.
 Run it with: python own_method.py"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 import fedspd
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -21,7 +22,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Ditto:
+class Ditto(Algorithm[State]):
     clusters: int = 1
     pull: float = 0.1  # lambda
 
@@ -45,11 +46,11 @@ class Ditto:
             state.personal_CP, data, key.of("personal"), anchor_CP=state.model_CP, pull_C=pull_C
         )
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        return state
-
-    def predict(self, learner: Learner, state: State, x: list[Tensor]) -> list[Tensor]:
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [learner.outputs(v_P, own) for v_P, own in zip(state.personal_CP, x, strict=True)]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(model_CP=state.personal_CP)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedspd.algorithms import METHODS
+from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.graph import LinkRule
 from fedspd.core.imports import load_object
@@ -155,10 +156,6 @@ _tables: dict[str, Any] = {name: (table, table()) for name, table in METHOD_TABL
 Config: type[ExperimentConfig] = create_model("Config", __base__=ExperimentConfig, **_tables)
 
 
-STEPS = ("begin", "round", "finish", "predict")  # of every method
-NEWCOMER_STEPS = ("share", "join")
-
-
 def method_class(config: ExperimentConfig) -> type[Any]:
     """The class of a method of ours, or of one that is given as module:Class."""
     if config.method in METHODS:
@@ -168,20 +165,7 @@ def method_class(config: ExperimentConfig) -> type[Any]:
             f"method = '{config.method}': there is no such method; {nearest(config.method, METHODS)}"
         )
     found = load_object("method", config.method, ConfigError)
-    if (
-        not isinstance(found, type)
-        or not dataclasses.is_dataclass(found)
-        or "clusters" not in {f.name for f in dataclasses.fields(found)}
-    ):
-        raise ConfigError(
-            f"method = '{config.method}': expected a dataclass whose fields are its options, with 'clusters' among them."
-        )
-    needed = [*STEPS, *(NEWCOMER_STEPS if config.holdout_clients else ())]
-    if missing := [step for step in needed if not callable(getattr(found, step, None))]:
-        raise ConfigError(
-            f"method = '{config.method}': the class lacks {', '.join(missing)}; a method has {', '.join(needed)}."
-        )
-    return found
+    return check_method_class(config.method, found, has_newcomers=config.holdout_clients > 0)
 
 
 def method_options(config: ExperimentConfig) -> dict[str, Any]:

@@ -21,32 +21,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 from pydantic import Field
+from fedspd.core.algorithm import Algorithm
 
 class Plain:
-    begin = round = finish = predict = print
+    begin = round = predict = print
+
+class Undecorated(Algorithm):
+    clusters: int = 1
+    begin = round = predict = print
 
 @dataclass(frozen=True)
-class Lazy:
+class Stranger:
+    clusters: int = 1
+    begin = round = predict = print
+
+@dataclass(frozen=True)
+class Lazy(Algorithm):
+    clusters: int = 1
+    begin = print
+    predict = 3
+
+@dataclass(frozen=True)
+class Narrow(Algorithm):
     clusters: int = 1
     begin = predict = print
 
-@dataclass(frozen=True)
-class Unclustered:
-    begin = round = finish = predict = print
+    def round(self, learner, state):
+        yield
+
+    def observe(self):
+        pass
 
 @dataclass(frozen=True)
-class Whole:
+class Unclustered(Algorithm):
+    begin = round = predict = print
+
+@dataclass(frozen=True)
+class Whole(Algorithm):
     mu: float
     clusters: int = 1
     lambda_: Annotated[float, Field(gt=0, alias="lambda")] = 0.5
     limit: int | None = None
-    begin = round = finish = predict = print
+    begin = round = predict = print
 
 @dataclass(frozen=True)
-class Strange:
+class Strange(Algorithm):
     clusters: int = 1
     what: Nowhere = 1
-    begin = round = finish = predict = print
+    begin = round = predict = print
 
 def function():
     pass
@@ -88,11 +110,18 @@ def refusal(tree) -> str:
         ),
         (
             {"method": "others:Lazy"},
-            "method = 'others:Lazy': the class lacks round, finish; a method has begin, round, finish, predict.",
+            "method = 'others:Lazy': a step is missing or takes other parameters; expected "
+            "round(self, learner, state, data, key), predict(self, learner, state, x).",
+        ),
+        (
+            {"method": "others:Narrow"},
+            "method = 'others:Narrow': a step is missing or takes other parameters; expected "
+            "round(self, learner, state, data, key), observe(self, state).",
         ),
         (
             {"method": "others:Whole", "options": {"mu": 1}, "holdout_clients": 1},
-            "method = 'others:Whole': the class lacks share, join; a method has begin, round, finish, predict, share, join.",
+            "method = 'others:Whole': a step is missing or takes other parameters; expected "
+            "share(self, state), join(self, learner, data, neighbourhood, key).",
         ),
         (
             {"method": "others:Strange"},
@@ -101,9 +130,10 @@ def refusal(tree) -> str:
         *(
             (
                 {"method": f"others:{name}"},
-                f"method = 'others:{name}': expected a dataclass whose fields are its options, ",
+                f"method = 'others:{name}': not a method; expected a frozen dataclass derived from "
+                "fedspd.methods.Algorithm, with 'clusters: int' among its fields.",
             )
-            for name in ("Plain", "Unclustered", "function")
+            for name in ("Plain", "Undecorated", "Stranger", "Unclustered", "function")
         ),
     ],
 )

@@ -89,4 +89,5 @@ def test_the_record_of_an_exchange():
         "announcements": 4,
         "announcement_bytes": HEADER + 2 * CLUSTER,
         "copies": 2,
+        "is_model": True,
     }

@@ -77,7 +77,9 @@ LINE = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
 
 def header(cluster_CK, want_CM) -> Announcements:
     cluster, want = np.array(cluster_CK), np.array(want_CM)
-    return Announcements(cluster, np.ones(cluster.shape), want, np.zeros(len(want), np.int64), 3)
+    return Announcements(
+        cluster, np.ones(cluster.shape), want, np.zeros(len(want), np.int64), 3, True
+    )
 
 
 def listed(parcels) -> list[tuple[int, int, list[int], list[int]]]:

@@ -151,7 +151,7 @@ def test_every_client_gets_a_model_that_scores_what_was_recorded(method):
 def test_a_method_that_blends_predictions_has_no_single_model():
     with pytest.raises(
         ConfigError,
-        match=r"method = 'fedem' does not end in one model per client: use Result\.predict",
+        match=r"method = 'fedem': it does not end in one model per client\. Use Result\.predict",
     ):
         fedspd.run(TINY | {"method": "fedem"}).model(0)
 

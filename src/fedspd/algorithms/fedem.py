@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -30,7 +30,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedEM:
+class FedEM(Algorithm[State]):
     clusters: int = 2  # S
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -52,15 +52,15 @@ class FedEM:
         neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
         return with_loss(learner, neighbourhood.mean(all_CS).model_CMP, mixture_CS, data)
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        return state
-
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         """sum_s pi_is softmax(c_is(x)), as logarithms so that a cross entropy of it is a likelihood."""
         return [
             blended(learner, c_SP, pi_S, own)
             for c_SP, pi_S, own in zip(state.centers_CSP, state.mixture_CS, x, strict=True)
         ]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(state.loss_C, state.mixture_CS, state.assignment_CE, state.centers_CSP)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP

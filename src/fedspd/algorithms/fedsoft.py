@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -32,7 +32,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedSoft:
+class FedSoft(Algorithm[State]):
     clusters: int = 2  # S
     lambda_: Annotated[
         float, Field(ge=0, alias="lambda", description="weight of the proximal term (lambda)")
@@ -115,7 +115,9 @@ class FedSoft:
         """For each cluster the server picks clients with probability u_is n_i / sum_j u_js n_j, without repetition."""
         first_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         chance_C1S = (state.mixture_CS * data.counts_C[:, None])[:, None].to(state.model_CP)
-        neighbourhood = yield Exchange(first_C1, chance_C1S, data.counts_C[:, None], first_C1)
+        neighbourhood = yield Exchange(
+            first_C1, chance_C1S, data.counts_C[:, None], first_C1, is_model=False
+        )
         chance_NS = neighbourhood.offers.model_CKP[:, 0].double().cpu()
         count = min(self.select or max(1, data.network_size // 2), len(chance_NS))
         votes_CS = torch.full((len(data), self.clusters), -1)
@@ -126,13 +128,19 @@ class FedSoft:
             votes_CS[np.isin(data.clients, neighbourhood.sender_ids[picked]), s] = s
         return votes_CS
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        return state
-
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [
             learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
         ]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(
+            state.loss_C,
+            state.mixture_CS,
+            state.assignment_CE,
+            state.centers_CSP,
+            state.model_CP,
+        )
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedspd.algorithms.alignment import first_notes, new_labels
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -39,7 +39,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedSPD:
+class FedSPD(Algorithm[State]):
     clusters: int = 2  # S
     selection: Annotated[
         Literal["mixture", "uniform"],
@@ -174,6 +174,15 @@ class FedSPD:
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         model_CP = state.personal_CP if state.personal_CP.shape[1] else blend(state)
         return [learner.outputs(model_P, own) for model_P, own in zip(model_CP, x, strict=True)]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(
+            state.loss_C,
+            state.mixture_CS,
+            state.assignment_CE,
+            state.centers_CSP,
+            state.personal_CP if state.personal_CP.shape[1] else None,
+        )
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedspd.algorithms.fedspd import pick
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -32,7 +32,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class IFCA:
+class IFCA(Algorithm[State]):
     clusters: int = 2  # S
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -48,13 +48,19 @@ class IFCA:
         )
         return choose(learner, neighbourhood.mean_or_own(state.centers_CSP), data)
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        return state
-
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [
             learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
         ]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(
+            state.loss_C,
+            state.mixture_CS,
+            state.assignment_CE,
+            state.centers_CSP,
+            state.model_CP,
+        )
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.keys import Key
@@ -23,7 +23,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Algorithm[State]):
     clusters: int = 1
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -34,13 +34,13 @@ class Local:
         return with_loss(learner, learner.train(state.model_CP, data, key.of("train", 0)), data)
         yield  # a generator that asks for nothing
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        return state
-
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [
             learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
         ]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(loss_C=state.loss_C, model_CP=state.model_CP)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(state.model_CP), 0, dtype=torch.long), state.model_CP[:, None][:, :0]

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -29,7 +29,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(Algorithm[State]):
     clusters: int = 1
     K: Annotated[int, Field(ge=1, description="gradient steps on theta for every batch")] = 5
     R: Annotated[
@@ -102,13 +102,13 @@ class PFedMe:
         )
         return math.ceil(steps / self.K)
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        return state
-
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [
             learner.outputs(model_P, own) for model_P, own in zip(state.personal_CP, x, strict=True)
         ]
+
+    def observe(self, state: State) -> Observation:
+        return Observation(loss_C=state.loss_C, model_CP=state.personal_CP)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]

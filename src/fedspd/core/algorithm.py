@@ -1,11 +1,19 @@
-"""What a method is: a state per client, and a generator that asks the network."""
+"""The interface of a method: a state per client, and a generator that asks the network.
 
+Shapes: C clients in the block, K models offered by each, S clusters, P parameters of a model,
+E examples.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import signature
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from fedspd.core.block import Block
+from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
@@ -14,32 +22,139 @@ State = TypeVar("State")
 Round = Generator[Exchange, Neighbourhood, State]
 
 
-class Algorithm(Protocol[State]):
-    """Hyper-parameters are frozen fields, named by the paper's symbols; methods are pure: state in, state out.
+@dataclass(frozen=True)
+class Observation:
+    """The part of a state that metrics, events and exports may see. None: there is no such thing.
 
-    A state is a frozen dataclass of tensors whose axis 0 is the clients of the block. Every block yields the same
-    number of exchanges in a round. Where a state has them, these fields are measured and recorded:
-    loss_C, mixture_CS, assignment_CE (-1 where there is no example), centers_CSP.
+    loss_C          mean training loss of every client; NaN where none has been computed yet
+    mixture_CS      share of every cluster in the client's examples
+    assignment_CE   cluster of every example; -1 where there is no example
+    centers_CSP     the model of every cluster
+    model_CP        the single personal model of every client
     """
 
-    @property
-    def clusters(self) -> int: ...
+    loss_C: Tensor | None = None
+    mixture_CS: Tensor | None = None
+    assignment_CE: Tensor | None = None
+    centers_CSP: Tensor | None = None
+    model_CP: Tensor | None = None
 
-    def begin(self, learner: Learner, data: Block, key: Key) -> State: ...
 
-    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]: ...
+class Algorithm(ABC, Generic[State]):
+    """A method as a frozen dataclass: its fields are its options, named by its paper's symbols.
 
-    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State: ...
+    `clusters` (S) is always one of the fields. `begin`, `round` and `predict` are required,
+    `share` and `join` only where clients join after training.
 
-    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]: ...
+    A state is a frozen dataclass of tensors, each with one row per client of the block. Every step
+    is pure: it returns a new state and leaves the old one alone. All draws come from the key, and
+    draws of one client from `key.of(client, ...)`, so that they do not depend on the block.
+    """
+
+    clusters: int
+
+    @abstractmethod
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        """Return the state before round 1.
+
+        It is called once per run, and again to learn the shape of a state before a checkpoint is
+        loaded. It sees the block's own examples and must not depend on other clients: draws that
+        all clients share come from the key without a client in its name.
+        """
+
+    @abstractmethod
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        """Run one round and return the new state.
+
+        It is a generator. Where the paper communicates, it yields an Exchange and receives a
+        Neighbourhood. It is called once per round, with `key.round` from 1. Every block must yield
+        the same number of exchanges of the same shape in a round, and offer at most one model per
+        cluster. A client must use nothing of other clients that is not in the Neighbourhood.
+        """
+
+    @abstractmethod
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of every client c of the block for the examples x[c].
+
+        Outputs are logits, or log-probabilities, for classes, and values for a regression. It is
+        called whenever clients are tested, before round 1 and in between rounds too. It must not
+        train.
+        """
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        """Return the state after the final phase; by default the state as it is.
+
+        It is called once, after the last round, with `key.round` one above it. It must not
+        communicate. A client that joined after training goes through it as well.
+        """
+        return state
+
+    def observe(self, state: State) -> Observation:
+        """Return what metrics, events and exports may see; by default nothing.
+
+        It is called after rounds that are tested, and to export a personal model. It must neither
+        train nor change the state.
+        """
+        return Observation()
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
-        """What a newcomer may have of a client: cluster_CK and model_CKP."""
-        ...
+        """Return cluster_CK and model_CKP: what every client gives to a newcomer.
+
+        It is called after the last round, before the final phase; on a device whenever a node
+        joins. K must be the same in every state, and no two models of a client may have the same
+        cluster.
+        """
+        raise ConfigError(self._cannot_join("share"))
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        """A newcomer's state, made of what its neighbours share; `finish` then makes it its own."""
-        ...
+        """Return the state of newcomers from what their neighbours share.
+
+        It is called once for every newcomer, with the last completed round as `key.round`; `finish`
+        follows. A newcomer that receives nothing starts as `begin` would have it.
+        """
+        raise ConfigError(self._cannot_join("join"))
+
+    def _cannot_join(self, step: str) -> str:
+        return (
+            f"{type(self).__name__}: the method has no {step}, so no client can join after "
+            "training; expected both share and join. Write them, or train without newcomers."
+        )
 
 
 AnyAlgorithm = Algorithm[Any]
+STEPS = ("begin", "round", "predict", "finish", "observe", "share", "join")
+REQUIRED = ("begin", "round", "predict")
+REQUIRED_WITH_NEWCOMERS = (*REQUIRED, "share", "join")
+
+
+def check_method_class(name: str, found: Any, has_newcomers: bool) -> type[Any]:
+    """Return the class that a config names, or raise ConfigError if it is not a method."""
+    is_method = isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)
+    if not is_method or "clusters" not in {field.name for field in fields(found)}:
+        raise ConfigError(
+            f"method = '{name}': not a method; expected a frozen dataclass derived from "
+            "fedspd.methods.Algorithm, with 'clusters: int' among its fields."
+        )
+    required = REQUIRED_WITH_NEWCOMERS if has_newcomers else REQUIRED
+    if wrong := [step for step in STEPS if not _is_step(found, step, step in required)]:
+        expected = ", ".join(f"{step}({', '.join(_parameters(step))})" for step in wrong)
+        raise ConfigError(
+            f"method = '{name}': a step is missing or takes other parameters; expected {expected}."
+        )
+    method: type[Any] = found
+    return method
+
+
+def _is_step(found: type[AnyAlgorithm], step: str, is_required: bool) -> bool:
+    own = getattr(found, step)
+    if own is getattr(Algorithm, step):
+        return not is_required
+    try:
+        signature(own).bind(*_parameters(step))
+    except TypeError:  # it is not callable, or takes other parameters
+        return False
+    return True
+
+
+def _parameters(step: str) -> list[str]:
+    return list(signature(getattr(Algorithm, step)).parameters)

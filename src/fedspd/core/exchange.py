@@ -31,6 +31,7 @@ class Exchange:
     weight_CK: Tensor  # the number of examples behind it; a link rule may or may not use it
     want_CM: Tensor  # the clusters that the client listens to; a neighbour sends no others
     note_C: Tensor | None = None  # a small integer that goes along with the announcement
+    is_model: bool = True  # False: a few numbers, which are not counted as models
 
 
 class ReceivedModel(NamedTuple):

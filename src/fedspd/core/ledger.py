@@ -25,6 +25,7 @@ class Traffic:
     announcements: int  # directed edges that an announcement crosses
     announcement_bytes: int
     model_bytes: int
+    is_model: bool = True  # whether what was sent counts as models
 
     @property
     def point_to_point_bytes(self) -> int:
@@ -43,15 +44,30 @@ class Traffic:
             "announcements": self.announcements,
             "announcement_bytes": self.announcement_bytes,
             "copies": self.copies,
+            "is_model": self.is_model,
         }
 
 
 def traffic(
-    graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int
+    graph: Graph,
+    cluster_NK: NDArray[np.int64],
+    want_NM: NDArray[np.int64],
+    model_bytes: int,
+    is_model: bool = True,
 ) -> Traffic:
     announcement = HEADER + CLUSTER * (cluster_NK.shape[1] + want_NM.shape[1])
     if graph.server:
-        return _star_traffic(cluster_NK, want_NM, model_bytes, announcement)
+        transfer, copies = _through_server(cluster_NK, want_NM)
+        links = len(cluster_NK)
+    else:
+        transfer, copies, links = _between_neighbours(graph, cluster_NK, want_NM)
+    return Traffic(transfer, copies, links, announcement, model_bytes, is_model)
+
+
+def _between_neighbours(
+    graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int, int]:
+    """Return the transfers, the copies by multicast and the number of directed edges."""
     hearer, heard = graph.pairs(range(graph.clients))
     edge = np.stack([heard, hearer])[:, heard != hearer]
     sender, receiver = edge
@@ -59,13 +75,13 @@ def traffic(
     t, k = np.nonzero(wanted_TK)
     transfer = np.stack([sender[t], receiver[t], cluster_NK[sender[t], k]], axis=1)
     copies = len(np.unique(sender[t] * cluster_NK.shape[1] + k))
-    return Traffic(transfer, copies, edge.shape[1], announcement, model_bytes)
+    return transfer, copies, edge.shape[1]
 
 
-def _star_traffic(
-    cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64], model_bytes: int, announcement: int
-) -> Traffic:
-    """Everybody sends its models up; the server sends each client the means that it wants, and can multicast them."""
+def _through_server(
+    cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int]:
+    """Return the transfers and the copies by multicast: models go up, and wanted means go down."""
     sender, k = np.nonzero(cluster_NK != NOTHING)
     receiver, m = np.nonzero(np.isin(want_NM, cluster_NK))
     up, down = cluster_NK[sender, k], want_NM[receiver, m]
@@ -73,6 +89,4 @@ def _star_traffic(
     transfer = np.concatenate(
         [np.stack([sender, server_up, up], axis=1), np.stack([server_down, receiver, down], axis=1)]
     )
-    return Traffic(
-        transfer, len(up) + len(np.unique(down)), len(cluster_NK), announcement, model_bytes
-    )
+    return transfer, len(up) + len(np.unique(down))

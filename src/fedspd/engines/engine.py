@@ -48,7 +48,8 @@ class Engine(ABC):
         while headers[0] is not None:
             header = Announcements.joined(headers)
             element = torch.finfo(self.plan.learner.dtype).bits // 8
-            sent.append(traffic(graph, header.cluster_CK, header.want_CM, header.size * element))
+            size = header.size * element
+            sent.append(traffic(graph, header.cluster_CK, header.want_CM, size, header.is_model))
             headers = self._exchange(graph, header)
         return self._report(started, sent)
 

@@ -94,9 +94,6 @@ def summary(record: RunFolder, digests: list[str]) -> Json:
     rounds, final = [e for e in events if e["event"] == "round"], events[-1]
     before = next(e for e in reversed(rounds) if "accuracy" in e)
     about = record.read("run.json")
-    whole = (
-        about["model"]["size"] * np.dtype(about["config"]["dtype"]).itemsize
-    )  # FedSoft's server also asks for a few numbers
     return {
         "method": about["config"]["method"],
         "rounds": len(rounds),
@@ -112,9 +109,7 @@ def summary(record: RunFolder, digests: list[str]) -> Json:
         else {**final["newcomers"], "accuracy": _spread(final["newcomers"])},
         "purity": final.get("purity"),
         "consensus": final.get("consensus"),
-        "models_sent": sum(
-            len(t["models"]) for e in rounds for t in e["traffic"] if t["model_bytes"] == whole
-        ),
+        "models_sent": sum(len(t["models"]) for e in rounds for t in e["traffic"] if t["is_model"]),
         "bytes": {
             kind: sum(e["bytes"][kind] for e in rounds) for kind in ("multicast", "point_to_point")
         },

@@ -340,12 +340,13 @@ class Result:
 
     def model(self, client: int) -> nn.Module:
         """The client's own model as an ordinary module."""
-        own_CP = self._runner(client).own_CP
-        if own_CP is None:
+        model_CP = self._runner(client).observe().model_CP
+        if model_CP is None:
             raise ConfigError(
-                f"method = '{self.summary['method']}' does not end in one model per client: use Result.predict."
+                f"method = '{self.summary['method']}': it does not end in one model per client. "
+                "Use Result.predict."
             )
-        return self.experiment.plan.learner.as_module(own_CP[0])
+        return self.experiment.plan.learner.as_module(model_CP[0])
 
     def _runner(self, client: int) -> BlockRunner:
         if not 0 <= client < self.experiment.plan.clients:

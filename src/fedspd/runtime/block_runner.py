@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspd.core.algorithm import Round
+from fedspd.core.algorithm import Observation, Round
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.metrics import CenterMoments
@@ -76,22 +76,21 @@ class BlockRunner:
         plan = self.plan
         self.state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
 
-    @property
-    def own_CP(self) -> Tensor | None:
-        """Each client's own model; None where the method ends in several."""
-        found: Tensor | None = getattr(
-            self.state, "personal_CP", getattr(self.state, "model_CP", None)
-        )
-        return found
+    def observe(self) -> Observation:
+        """Return what the method lets the world see of the state."""
+        return self.plan.algorithm.observe(self.state)
 
     def measure(self) -> Measures:
-        accuracy, loss = self._test()
-        state = self.state
-        mixture, centers = getattr(state, "mixture_CS", None), getattr(state, "centers_CSP", None)
-        train_loss = getattr(state, "loss_C", None)
+        accuracy_C, test_loss_C = self._test()
+        seen = self.observe()
         return Measures(
-            accuracy, loss, _numbers(train_loss), _numbers(mixture), self._table(), None if centers is None else _moments(centers)
-        )  # fmt: skip
+            accuracy_C,
+            test_loss_C,
+            _numbers(seen.loss_C),
+            _numbers(seen.mixture_CS),
+            None if seen.assignment_CE is None else self._table(seen.assignment_CE),
+            None if seen.centers_CSP is None else _moments(seen.centers_CSP),
+        )
 
     def _test(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         plan, scores = self.plan, []
@@ -109,15 +108,12 @@ class BlockRunner:
         accuracy, loss = np.array(scores).T
         return accuracy, loss
 
-    def _table(self) -> NDArray[np.int64] | None:
-        """table_CSD: how many examples of each true distribution each client has in each cluster."""
-        assignment = getattr(self.state, "assignment_CE", None)
-        if assignment is None:
-            return None
+    def _table(self, assignment_CE: Tensor) -> NDArray[np.int64]:
+        """Return table_CSD: each client's examples by cluster and true distribution."""
         table = np.zeros(
             (len(self.plan.train), self.plan.algorithm.clusters, self.plan.distributions), np.int64
         )
-        for c, (row, truth) in enumerate(zip(assignment.numpy(), self.plan.truth, strict=True)):
+        for c, (row, truth) in enumerate(zip(assignment_CE.numpy(), self.plan.truth, strict=True)):
             np.add.at(table[c], (row[: len(truth)], truth), 1)
         return table
 

@@ -72,17 +72,15 @@ def _without_examples(manifest: Manifest, client: int) -> Plan:
 
 
 def own_model(runner: BlockRunner) -> nn.Module:
-    own_CP = runner.own_CP
-    if own_CP is None:
+    """Return the node's single personal model as an ordinary module."""
+    model_CP = runner.observe().model_CP
+    if model_CP is None:
         method = type(runner.plan.algorithm).__name__
         raise ConfigError(
-            f"{method} keeps several models and has no single one to export: use 'fedspd node predict'."
+            f"{method} has no single model to export: it keeps several, always or until the final "
+            "phase. Let the node finish, or use 'fedspd node predict'."
         )
-    if not own_CP.shape[1]:
-        raise StorageError(
-            "The node has no model of its own before its last round is done: let it finish; 'fedspd node predict' works already."
-        )
-    return runner.plan.learner.as_module(own_CP[0])
+    return runner.plan.learner.as_module(model_CP[0])
 
 
 def export(bundle: Path, to: Path, state: Path | None = None) -> None:

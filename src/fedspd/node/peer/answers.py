@@ -85,4 +85,5 @@ def _stacked(asked: Exchange, rows: list[Answer]) -> Exchange:
         model_NKP[n, fetched] = row.offer.model_KP.to(model_NKP)
     weight_NK = torch.tensor([row.announcement.weights for row in rows], dtype=torch.float64)
     note_N = torch.tensor([row.announcement.note for row in rows])
-    return Exchange(cluster_NK, model_NKP, weight_NK, asked.want_CM.expand(len(rows), -1), note_N)
+    want_NM = asked.want_CM.expand(len(rows), -1)
+    return Exchange(cluster_NK, model_NKP, weight_NK, want_NM, note_N, asked.is_model)
