@@ -65,7 +65,7 @@ def test_every_example_is_run_here():
         "own_method",
         "own_arrays",
         "own_function",
-        "listener",
+        "callback",
         "regression",
     }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == run_here
@@ -110,8 +110,8 @@ def test_own_arrays_score_every_client(tmp_path):
     assert scores[-1] > 85  # guessing the larger class: 63 %
 
 
-def test_listener_hears_every_round_and_fedspd_beats_training_alone(tmp_path):
-    *rounds, comparison, sent = run_example("listener", tmp_path).splitlines()
+def test_callback_prints_every_round_and_fedspd_beats_local_only_training(tmp_path):
+    *rounds, comparison, sent = run_example("callback", tmp_path).splitlines()
     assert [int(line.split(":")[0].removeprefix("round")) for line in rounds] == list(range(1, 11))
     together, alone = percentages(comparison)
     assert together > alone + 3

@@ -48,7 +48,7 @@ def test_finetuning_afterwards_is_finetuning(
             "fedspd.final_epochs=1",
         ]
     )
-    run_all(jobs(base, ["fedspd", "fedavg"], 2), tmp_path / "c", 1, lambda job, event: None)
+    run_all(jobs(base, ["fedspd", "fedavg"], 2), tmp_path / "c", 1)
     finetune.main(tmp_path / "c", 5)
     results = {
         path.parent.name: json.loads(path.read_text())["accuracy"]["mean"]

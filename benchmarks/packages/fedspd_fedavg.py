@@ -8,13 +8,18 @@ from said import CLIENTS, EXAMPLES, ROUNDS, data, say
 import fedspd
 
 
+class RoundClock(fedspd.Callback):
+    """The callback that notes when each round was done."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_round(self, event: dict) -> None:
+        self.ends.append(time.perf_counter())
+
+
 def main() -> None:
-    ends = []
-
-    def listen(event: dict) -> None:
-        if event["event"] == "round":
-            ends.append(time.perf_counter())
-
+    clock = RoundClock()
     x, y = (torch.cat(parts) for parts in zip(*data(), strict=True))
     pool = (x.repeat(2, 1, 1, 1), y.repeat(2), x[:500], y[:500])  # clients are dealt half of it
     rounds = ROUNDS + 2
@@ -27,8 +32,8 @@ def main() -> None:
         "topology": {"kind": "complete"},
         "model": {"name": "cnn"},
     }
-    fedspd.run(config, data=pool, workers=2, listener=listen)
-    say("fedspd", "fedspd", ends[:-1])
+    fedspd.run(config, data=pool, workers=2, callbacks=[clock])
+    say("fedspd", "fedspd", clock.ends[:-1])
 
 
 if __name__ == "__main__":

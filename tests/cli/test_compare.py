@@ -239,9 +239,9 @@ def test_a_report_of_runs_with_newcomers(capsys):
 def test_the_live_table_has_a_row_per_method_and_a_bar():
     todo = jobs(load(overrides=TINY), ["fedspd", "local"], 2)
     progress = ComparisonProgress(todo, as_json=True)
-    progress.listen(todo[0], {"event": "finished", "round": 4})
-    progress.listen(todo[1], {"event": "start", "round": 0, "rounds": 3, "method": "local"})
-    progress.listen(todo[1], {"event": "round", "round": 2, "accuracy": [0.5, 0.6]})
+    progress.on_start({"run": todo[0].name, "round": 4, "rounds": 3})
+    progress.on_start({"run": todo[1].name, "round": 0, "rounds": 3})
+    progress.on_round({"run": todo[1].name, "round": 2, "accuracy": [0.5, 0.6]})
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(progress.shown())
     rows = [line.split() for line in console.export_text().splitlines()]

@@ -141,7 +141,7 @@ BAD = {
     "too many examples": (["data.examples=10000"], "data.examples = 10000"),
     "an extra": (
         ["--tensorboard"],
-        "--tensorboard needs the extra 'tensorboard', which is not installed: pip install 'fedspd[tensorboard]'.",
+        "TensorBoard needs the extra 'tensorboard', which is not installed: pip install 'fedspd[tensorboard]'.",
     ),
     "no config": (["--", "nosuch=1"], "Unknown key 'nosuch'"),
 }

@@ -33,15 +33,14 @@ def base(*overrides):
     return load(overrides=[*TINY, *overrides])
 
 
-class EventLog:
-    def __init__(self):
-        self.events = []
+def started(event_log):
+    """The runs that were started or continued, without those that were finished before."""
+    starts = [event for event in event_log.events if event["event"] == "start"]
+    return sorted(event["run"] for event in starts if event["round"] <= event["rounds"])
 
-    def __call__(self, job, event):
-        self.events.append((job.name, event["event"]))
 
-    def started(self):
-        return sorted({name for name, event in self.events if event == "start"})
+def finals(event_log):
+    return [event["run"] for event in event_log.events if event["event"] == "final"]
 
 
 def results(folder):
@@ -153,7 +152,7 @@ def test_an_option_of_other_methods_says_whose_it_is(key):
 def whole(tmp_path_factory):
     """A comparison that was never interrupted, its runs one after the other."""
     folder = tmp_path_factory.mktemp("whole") / "c"
-    run_all(jobs(base(), ["fedspd", "fedavg", "local"], 2), folder, 1, EventLog())
+    run_all(jobs(base(), ["fedspd", "fedavg", "local"], 2), folder, 1)
     return folder
 
 
@@ -177,25 +176,23 @@ def test_the_runs_are_those_that_fedspd_run_makes(whole):
     assert results(whole)["fedavg,seed=1"] == alone.summary["hash"]
 
 
-def test_workers_do_not_matter(whole, tmp_path):
-    heard = EventLog()
-    run_all(jobs(base(), ["fedspd", "fedavg", "local"], 2), tmp_path / "c", 3, heard)
+def test_workers_do_not_matter(whole, tmp_path, event_log):
+    run_all(jobs(base(), ["fedspd", "fedavg", "local"], 2), tmp_path / "c", 3, [event_log])
     assert results(tmp_path / "c") == results(whole)
     assert len(results(whole)) == 6
-    assert [event for _, event in heard.events].count("finished") == 6
+    assert sorted(finals(event_log)) == sorted(results(whole))
 
 
-def test_finished_runs_are_not_repeated_and_missing_ones_are_made(whole, tmp_path):
+def test_finished_runs_are_not_repeated_and_missing_ones_are_made(whole, tmp_path, event_log):
     todo = jobs(base(), ["fedspd", "local"], 2)
-    run_all(todo[:2], tmp_path / "part", 2, EventLog())
+    run_all(todo[:2], tmp_path / "part", 2)
     (tmp_path / "part" / "compare.json").unlink()
     before = (tmp_path / "part" / "local,seed=0" / "result.json").stat().st_mtime_ns
     with pytest.raises(StorageError, match="exists and is no comparison"):
-        run_all(todo, tmp_path / "part", 1, EventLog())
+        run_all(todo, tmp_path / "part", 1)
     _note(tmp_path / "part", todo)
-    heard = EventLog()
-    run_all(todo, tmp_path / "part", 2, heard)
-    assert heard.started() == ["fedspd,seed=1", "local,seed=1"]
+    run_all(todo, tmp_path / "part", 2, [event_log])
+    assert started(event_log) == ["fedspd,seed=1", "local,seed=1"]
     assert results(tmp_path / "part").items() <= results(whole).items()
     assert (tmp_path / "part" / "local,seed=0" / "result.json").stat().st_mtime_ns == before
 
@@ -209,18 +206,18 @@ def _note(folder, todo):
 
 
 def test_a_folder_of_another_comparison_is_refused_and_left_alone(tmp_path):
-    run_all(jobs(base(), ["local"], 1), tmp_path / "c", 1, EventLog())
+    run_all(jobs(base(), ["local"], 1), tmp_path / "c", 1)
     with pytest.raises(
         StorageError, match="holds another comparison: give another folder with --out"
     ):
-        run_all(jobs(base("rounds=4"), ["local"], 1), tmp_path / "c", 1, EventLog())
+        run_all(jobs(base("rounds=4"), ["local"], 1), tmp_path / "c", 1)
     assert list(results(tmp_path / "c")) == ["local,seed=0"]
 
 
 def test_what_cannot_be_is_refused_before_there_is_a_folder(tmp_path):
     todo = jobs(base("topology.kind=er"), ["local"], 1, {"topology.degree": [2, 25]})
     with pytest.raises(FedspdError, match=r"topology\.degree = 25"):
-        run_all(todo, tmp_path / "c", 2, EventLog())
+        run_all(todo, tmp_path / "c", 2)
     assert not (tmp_path / "c").exists()
 
 
@@ -228,7 +225,7 @@ def test_every_seed_is_tried_before_there_is_a_folder(tmp_path):
     """Seed 2 deals more even digits than there are; seeds 0, 1 and 3 do not."""
     todo = jobs(base("clients=5", "data.examples=230", "data.mixture=parity"), ["local"], 4)
     with pytest.raises(FedspdError, match=r"In the run 'local,seed=2': data\.examples = 230"):
-        run_all(todo, tmp_path / "c", 2, EventLog())
+        run_all(todo, tmp_path / "c", 2)
     assert not (tmp_path / "c").exists()
 
 
@@ -240,11 +237,11 @@ def test_a_run_that_fails_says_which(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WorkerError, match=r"The run 'local,seed=\d' failed:(?s:.*)not today"):
-        run_all(jobs(base("model.name=falls:Net"), ["local"], 2), tmp_path / "c", 2, EventLog())
+        run_all(jobs(base("model.name=falls:Net"), ["local"], 2), tmp_path / "c", 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_comparison_that_was_ended_is_continued_to_the_same_results(number, tmp_path):
+def test_a_comparison_that_was_ended_is_continued_to_the_same_results(number, tmp_path, event_log):
     todo, folder = jobs(base("rounds=12"), ["fedspd", "local"], 2), tmp_path / "c"
     process = multiprocessing.get_context("fork").Process(target=_start, args=(todo, folder))
     process.start()
@@ -253,17 +250,16 @@ def test_a_comparison_that_was_ended_is_continued_to_the_same_results(number, tm
     process.join(20)
     assert process.exitcode not in (0, None)
     done = set(results(folder))
-    heard = EventLog()
-    run_all(todo, folder, 2, heard)
-    run_all(todo, tmp_path / "whole", 1, EventLog())
+    run_all(todo, folder, 2, [event_log])
+    run_all(todo, tmp_path / "whole", 1)
     assert results(folder) == results(tmp_path / "whole")
-    assert set(heard.started()) == {job.name for job in todo} - done
+    assert done.isdisjoint(started(event_log))
 
 
 def _start(todo, folder):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    run_all(todo, folder, 2, EventLog())
+    run_all(todo, folder, 2)
 
 
 def _until(condition, seconds=60):
@@ -275,12 +271,12 @@ def _until(condition, seconds=60):
 
 def test_the_run_folders_come_back_in_order(whole):
     todo = jobs(base(), ["fedspd", "fedavg", "local"], 2)
-    assert run_all(todo, whole, 4, EventLog()) == [Path(whole) / job.name for job in todo]
+    assert run_all(todo, whole, 4) == [Path(whole) / job.name for job in todo]
 
 
 def test_runs_on_a_gpu_take_turns_in_this_process(tmp_path, monkeypatch):
     """There is none here: what is tested is that nothing forks."""
     monkeypatch.setattr(scheduler, "device_of", lambda config: torch.device("cuda"))
     monkeypatch.setattr(scheduler, "_start", lambda *_: pytest.fail("a fork"))
-    run_all(jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2, EventLog())
+    run_all(jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2)
     assert sorted(results(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]

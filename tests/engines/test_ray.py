@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import types
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -197,12 +196,11 @@ def test_shard_imports_a_model_whose_file_it_does_not_have(local_ray, tmp_path, 
 # ---- runs
 
 
-def test_ray_run_with_newcomers_equals_the_simulation(lab, local_ray, tmp_path):
+def test_ray_run_with_newcomers_equals_the_simulation(lab, local_ray, tmp_path, event_log):
     config = fedspd.load(overrides=[*SETTINGS, "holdout_clients=2", "evaluate_every=2"])
-    heard = []
-    result = fedspd.run(config, engine="ray", out=tmp_path / "ray", listener=heard.append)
+    result = fedspd.run(config, engine="ray", out=tmp_path / "ray", callbacks=[event_log])
     check_same(lab, result, fedspd.run(config, workers=2))
-    assert [event["event"] for event in heard] == ["start", *["round"] * 4, "final"]
+    assert [event["event"] for event in event_log.events] == ["start", *["round"] * 4, "final"]
     assert ray.is_initialized(), "a cluster that was there before is there afterwards"
     assert sorted(path.name for path in (tmp_path / "ray/checkpoints/round-000005").iterdir()) == [
         "checkpoint.json",
@@ -215,9 +213,10 @@ class Stop(Exception):
     pass
 
 
-def stopping_at(round: int, event) -> None:
-    if event["event"] == "round" and event["round"] == round:
-        raise Stop
+class StopAfterRound3(fedspd.Callback):
+    def on_round(self, event):
+        if event["round"] == 3:
+            raise Stop
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_run_begun_by_one_engine_continues_on_the_other(
     lab, local_ray, whole, tmp_path, first, second
 ):
     with pytest.raises(Stop):
-        fedspd.run(CONFIG, engine=first, out=tmp_path / "run", listener=partial(stopping_at, 3))
+        fedspd.run(CONFIG, engine=first, out=tmp_path / "run", callbacks=[StopAfterRound3()])
     check_same(lab, fedspd.run(out=tmp_path / "run", resume=True, engine=second), whole)
 
 
@@ -264,20 +263,20 @@ def claim(deaths: Path, count: int) -> bool:
     return False
 
 
-def test_run_survives_an_actor_that_is_killed_while_it_trains(lab, local_ray, tmp_path):
-    deaths, heard = tmp_path / "deaths", []
+def test_run_survives_an_actor_that_is_killed_while_it_trains(lab, local_ray, tmp_path, event_log):
+    deaths = tmp_path / "deaths"
     deaths.mkdir()
     result = fedspd.run(
-        CONFIG, model=dying_model(deaths, 1), engine="ray", workers=2, listener=heard.append
+        CONFIG, model=dying_model(deaths, 1), engine="ray", workers=2, callbacks=[event_log]
     )
     assert len(list(deaths.iterdir())) == 1
     check_same(lab, result, fedspd.run(CONFIG, model=dying_model(deaths, 0)))
-    (restart,) = [event for event in heard if event["event"] == "restart"]
-    (alarm,) = restart["alarms"]
+    _, restart = [event for event in event_log.events if event["event"] == "start"]
+    assert event_log.alarms == [(restart["round"], alarm) for alarm in restart["alarms"]]
+    ((_, alarm),) = event_log.alarms
     assert re.fullmatch(
         r"A part of the cluster was lost \(.*\): the run goes on from its last checkpoint\.", alarm
     )
-    assert [event["event"] for event in heard].count("start") == 1
 
 
 @pytest.mark.long

@@ -75,13 +75,12 @@ def test_installed_program_killed_in_a_round_resumes_to_the_same_records(lab):
     assert lab.timeless(out) == lab.timeless(whole.folder)
 
 
-def test_finished_run_resumes_at_once_and_writes_a_missing_result(lab):
+def test_finished_run_resumes_at_once_and_writes_a_missing_result(lab, event_log):
     out = lab.folder / "run"
     whole = lab.whole("rounds=2", out=out)
     before = contents(out)
-    heard = []
-    result = fedspd.run(out=out, resume=True, listener=heard.append)
-    assert heard == [{"event": "start", "round": 3, "rounds": 2, "method": "held:Held"}]
+    result = fedspd.run(out=out, resume=True, callbacks=[event_log])
+    assert event_log.events == [{"event": "start", "round": 3, "rounds": 2, "method": "held:Held"}]
     assert result.summary == whole.summary
     assert contents(out) == before
     (out / "result.json").unlink()

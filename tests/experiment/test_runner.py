@@ -249,23 +249,6 @@ def test_the_shares_that_fedsofts_server_asks_for_are_no_models():
     assert fedspd.run(star).summary["models_sent"] == 2 * 2 * (2 + 2)
 
 
-def test_the_listener_hears_what_is_recorded(tmp_path):
-    heard = []
-    result = fedspd.run(TINY, listener=heard.append)
-    assert heard[0] == {"event": "start", "round": 0, "rounds": 2, "method": "fedspd"}
-    assert heard[1:] == result.events()
-
-
-def test_a_listener_that_fails_leaves_a_run_that_can_be_resumed(tmp_path, result):
-    def fails(event):
-        if event["round"] == 2:
-            raise RuntimeError("the dashboard is gone")
-
-    with pytest.raises(RuntimeError, match="the dashboard is gone"):
-        fedspd.run(TINY, out=tmp_path / "a", listener=fails)
-    assert fedspd.run(out=tmp_path / "a", resume=True).summary["hash"] == result.summary["hash"]
-
-
 def test_all_documents_are_valid_json(result):
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")

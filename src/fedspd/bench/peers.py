@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from fedspd.bench import plain
-from fedspd.bench.rounds import POOL
+from fedspd.bench.rounds import POOL, RoundClock
 from fedspd.bench.rows import BenchRow, Size
 from fedspd.config import ExperimentConfig, validate
 from fedspd.experiment.runner import run
@@ -64,13 +64,10 @@ def _config(size: Size, folder: Path) -> ExperimentConfig:
 
 
 def _simulated(config: ExperimentConfig) -> float:
-    said: list[tuple[int, float]] = []
-    run(
-        config,
-        workers=WORKERS,
-        listener=lambda event: said.append((event["round"], time.perf_counter())),
-    )
-    return _seconds_per_round(said, config.rounds)
+    clock = RoundClock()
+    run(config, workers=WORKERS, callbacks=[clock])
+    ends = [(event["round"], at) for at, _, event in clock.rounds]
+    return _seconds_per_round(ends, config.rounds)
 
 
 def _of_peers(config: ExperimentConfig, folder: Path) -> float:

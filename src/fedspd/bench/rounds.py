@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedspd.bench import plain
 from fedspd.bench.rows import BenchRow, Size
+from fedspd.experiment.callbacks import Callback
 from fedspd.experiment.runner import run
 from fedspd.storage.atomic import Json
 
@@ -29,6 +30,16 @@ class Timed(NamedTuple):
     seconds: float
     processor: float  # seconds that it worked for us
     passes: float  # seconds of training and of losses
+
+
+class RoundClock(Callback):
+    """The callback that notes the wall-clock and the processor time at the end of each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[float, float, Json]] = []
+
+    def on_round(self, event: Json) -> None:
+        self.rounds.append((time.perf_counter(), time.process_time(), event))
 
 
 def overhead_rows(size: Size) -> Iterator[BenchRow]:
@@ -89,15 +100,14 @@ def small_network(
 
 def timed_rounds(config: Mapping[str, Any], data: Arrays, turns: int) -> list[Timed]:
     """`turns` rounds with one worker; before them comes one with doubled epochs, after them one with a test."""
-    said: list[tuple[float, float, Json]] = []
+    clock = RoundClock()
     rounds = turns + 2
     run(
         {"rounds": rounds, "evaluate_every": rounds, "fedspd": {"final_epochs": 0}, **config},
         data=data,
-        listener=lambda event: said.append((time.perf_counter(), time.process_time(), event)),
+        callbacks=[clock],
     )
-    told = [entry for entry in said if entry[2]["event"] == "round"]
-    return [_timed(*before, *now) for before, now in pairwise(told[:-1])]
+    return [_timed(*before, *now) for before, now in pairwise(clock.rounds[:-1])]
 
 
 def _timed(

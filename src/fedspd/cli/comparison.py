@@ -29,6 +29,7 @@ from fedspd.comparison.jobs import Job, jobs, parse_grid
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 from fedspd.core.errors import ConfigError, WorkerError
+from fedspd.experiment.callbacks import Callback
 from fedspd.reporting import pages, tables
 from fedspd.reporting.statistics import Comparison
 from fedspd.storage.atomic import Json
@@ -83,7 +84,7 @@ def _names(methods: str | None) -> list[str]:
 
 def _run(todo: list[Job], folder: Path, workers: int, as_json: bool) -> None:
     with _repeatable(folder), ComparisonProgress(todo, as_json) as progress:
-        run_all(todo, folder, workers, progress.listen)
+        run_all(todo, folder, workers, [progress])
     _show(pages.write_report([folder], folder), folder, as_json)
 
 
@@ -138,11 +139,11 @@ def _width(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update(width=1000)).maximum
 
 
-class ComparisonProgress:
+class ComparisonProgress(Callback):
     """A row per method and a bar for the whole on a terminal; elsewhere a line per finished run and tenth of the whole."""
 
     def __init__(self, todo: Sequence[Job], as_json: bool) -> None:
-        self.todo = todo
+        self.todo = {job.name: job for job in todo}
         self.done = dict.fromkeys(
             (job.name for job in todo), 0
         )  # rounds, the final phase being one more
@@ -177,46 +178,58 @@ class ComparisonProgress:
         if self.on_terminal:
             self.live.stop()
 
-    def listen(self, job: Job, event: Json) -> None:
-        self.done[job.name] = event["round"]
-        if event["event"] == "finished":
-            self.finished.add(job.name)
-        elif (
-            event["event"] == "start" and self.task is None
-        ):  # what was done before says nothing about the speed
-            self.task = self.bar.add_task("", total=self.total, completed=sum(self.done.values()))
-        if event["event"] in ("round", "final"):
-            note = note_of(event) or self.latest.get(job.config.method, (0, ""))[1]
-            self.latest[job.config.method] = (event["round"], note)
+    def on_start(self, event: Json) -> None:
+        self.done[event["run"]] = event["round"]
+        if event["round"] > event["rounds"]:
+            self.finished.add(event["run"])
+        elif self.task is None:  # only now: rounds done before say nothing about the speed
+            self.task = self.bar.add_task("", total=self.total)
+        self._update()
+
+    def on_round(self, event: Json) -> None:
+        self._note(event)
+        if not self.on_terminal and int(10 * self.share) > self.told:
+            _print(f"{self.percent} done: {len(self.finished)} of {len(self.todo)} runs")
+        self._update()
+
+    def on_final(self, event: Json) -> None:
+        self._note(event)
+        self.finished.add(event["run"])
+        if not self.on_terminal:
+            _print(f"{event['run']}: {note_of(event)} ({self.percent} of the whole)")
+        self._update()
+
+    @property
+    def share(self) -> float:
+        return sum(self.done.values()) / self.total
+
+    @property
+    def percent(self) -> str:
+        return f"{100 * self.share:.0f} %"
+
+    def _note(self, event: Json) -> None:
+        method = self.todo[event["run"]].config.method
+        self.done[event["run"]] = event["round"]
+        note = note_of(event) or self.latest.get(method, (0, ""))[1]
+        self.latest[method] = (event["round"], note)
+
+    def _update(self) -> None:
+        self.told = int(10 * self.share)
         if self.task is not None:
             self.bar.update(self.task, completed=sum(self.done.values()))
-        if not self.on_terminal:
-            self._line(job, event)
-
-    def _line(self, job: Job, event: Json) -> None:
-        share = sum(self.done.values()) / self.total
-        if event["event"] == "final":
-            print(
-                f"{job.name}: {note_of(event)} ({100 * share:.0f} % of the whole)",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif event["event"] == "round" and int(10 * share) > self.told:
-            print(
-                f"{100 * share:.0f} % done: {len(self.finished)} of {len(self.todo)} runs",
-                file=sys.stderr,
-                flush=True,
-            )
-        self.told = int(10 * share)
 
     def shown(self) -> Group:
         table = Table("method", "runs", "round", "latest", title="Comparison", title_justify="left")
-        for method in dict.fromkeys(job.config.method for job in self.todo):
-            own = [job for job in self.todo if job.config.method == method]
+        for method in dict.fromkeys(job.config.method for job in self.todo.values()):
+            own = [job for job in self.todo.values() if job.config.method == method]
             finished = sum(job.name in self.finished for job in own)
             round, note = self.latest.get(method, ("", ""))
             table.add_row(method, f"{finished} of {len(own)}", _round(round, own), note)
         return Group(table, self.bar)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _round(round: Any, own: Sequence[Job]) -> str:

@@ -7,16 +7,20 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
 
+from fedspd.experiment.callbacks import Callback
 from fedspd.storage.atomic import Json
 
 
-class RunProgress:
+class RunProgress(Callback):
+    """The progress of one run: a bar on a terminal, a line per tenth elsewhere."""
+
     def __init__(self, as_json: bool = False) -> None:
         self.console = Console(stderr=True)
         columns = (
@@ -34,6 +38,7 @@ class RunProgress:
         )
         self.live = self.console.is_terminal and not as_json
         self.rounds, self.method, self.told = 0, "", -1
+        self.task: TaskID | None = None
         self.alarms: set[str] = set()
 
     def __enter__(self) -> "RunProgress":
@@ -48,32 +53,34 @@ class RunProgress:
         if self.live:
             self.bar.stop()
 
-    def listen(self, event: Json) -> None:
-        if event["event"] == "start":
-            self.rounds, self.method = event["rounds"], event["method"]
-            self.task = self.bar.add_task(
-                event["method"],
-                total=self.rounds,
-                completed=min(event["round"], self.rounds),
-                note="",
-            )
-            if self.live:
-                self.bar.start()
-            return
-        for alarm in event.get("alarms", []):
-            self._sound(event["round"], alarm)
-        self.bar.update(self.task, completed=min(event["round"], self.rounds), note=note_of(event))
+    def on_start(self, event: Json) -> None:
+        self.rounds, self.method = event["rounds"], event["method"]
+        if self.task is None:
+            self.task = self.bar.add_task(self.method, total=self.rounds)
+        self._update(event)
+        if self.live:
+            self.bar.start()
+
+    def on_round(self, event: Json) -> None:
+        self._update(event)
         if not self.live:
             self._line(event)
 
-    def _sound(self, round: int, alarm: str) -> None:
-        """Each kind of alarm once, when it is first raised."""
+    def on_final(self, event: Json) -> None:
+        self.on_round(event)
+
+    def on_alarm(self, round: int, alarm: str) -> None:
+        """Print each kind of alarm once, when it is first raised."""
         kind = alarm.split(" at ")[0]
         if kind not in self.alarms:
             self.alarms.add(kind)
             self.console.print(
                 f"round {round}: {alarm}", style="yellow", markup=False, highlight=False
             )
+
+    def _update(self, event: Json) -> None:
+        assert self.task is not None
+        self.bar.update(self.task, completed=min(event["round"], self.rounds), note=note_of(event))
 
     def _line(self, event: Json) -> None:
         """About ten lines for a run, however long."""

@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -18,8 +18,8 @@ from fedspd.config import METHOD_TABLES, load
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment
+from fedspd.experiment.callbacks import Callback, TensorBoard
 from fedspd.experiment.estimate import estimate
-from fedspd.experiment.trackers import TensorBoard
 from fedspd.storage.atomic import Json
 
 
@@ -50,10 +50,9 @@ def run(
         _resumable(folder, f"run --resume {shlex.quote(str(folder))}"),
         RunProgress(as_json) as progress,
     ):
-        listeners = [
-            progress.listen,
-            *([TensorBoard(folder / "tensorboard").listen] if tensorboard else []),
-        ]
+        callbacks: list[Callback] = [progress]
+        if tensorboard:
+            callbacks.append(TensorBoard(folder / "tensorboard"))
         result = runner.run(
             config,
             out=folder,
@@ -61,7 +60,7 @@ def run(
             workers=workers,
             engine=engine,
             address=address,
-            listener=_all(listeners),
+            callbacks=callbacks,
         )
         _draw([folder], folder / "figures")
     _show({result.summary["method"]: result.summary}, folder, as_json)
@@ -101,7 +100,7 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
                 out=folder / method,
                 resume=begun,
                 workers=workers,
-                listener=progress.listen,
+                callbacks=[progress],
             )
         summaries[method] = result.summary
     _draw([folder / method for method in summaries], folder / "figures")
@@ -141,14 +140,6 @@ def new_folder(name: str) -> Path:
         if path.name.rpartition("-")[2].isdigit()
     )
     return Path("runs") / f"{name}-{max(numbers, default=0) + 1}"
-
-
-def _all(listeners: Sequence[runner.Listener]) -> runner.Listener:
-    def listen(event: Json) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return listen
 
 
 @contextmanager

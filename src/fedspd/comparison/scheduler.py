@@ -13,7 +13,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,35 +24,41 @@ from fedspd.config import config_hash
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
+from fedspd.experiment.callbacks import Callback, notify
 from fedspd.runtime.processes import STOPPING, end_with_parent, signals_held_back
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
-Listener = Callable[[Job, Json], None]
 RunningJobs = dict[Connection, tuple[Job, BaseProcess]]
 
 
-def run_all(todo: Sequence[Job], folder: Path, workers: int, listener: Listener) -> list[Path]:
-    """Run what is not finished yet, several at a time; returns every run folder."""
+def run_all(
+    todo: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback] = ()
+) -> list[Path]:
+    """Run all unfinished jobs, several at a time, and return every run folder.
+
+    The callbacks' events have a field `run`, the name of the job.
+    """
     _claim(todo, folder)
     finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:
         if job.name in finished:
-            listener(job, _finished(job))
+            notify(callbacks, _finished(job))
     waiting = [job for job in todo if job.name not in finished]
     on_cpu = all(device_of(job.config).type == "cpu" for job in waiting)
     at_once = (
         max(1, min(workers, len(waiting))) if on_cpu else 1
     )  # a fork cannot use a GPU that its parent has used
     if at_once == 1:
-        _run_in_turn(waiting, folder, workers, listener)
+        _run_in_turn(waiting, folder, workers, callbacks)
     else:
-        _run_in_parallel(waiting, folder, at_once, workers // at_once, listener)
+        _run_in_parallel(waiting, folder, at_once, workers // at_once, callbacks)
     return [folder / job.name for job in todo]
 
 
 def _finished(job: Job) -> Json:
-    return {"event": "finished", "round": job.config.rounds + 1}
+    rounds = job.config.rounds
+    return {"event": "start", "run": job.name, "round": rounds + 1, "rounds": rounds}
 
 
 def _claim(todo: Sequence[Job], folder: Path) -> None:
@@ -94,20 +99,23 @@ def _named(job: Job) -> Iterator[None]:
         raise type(error)(f"In the run '{job.name}': {error}") from None
 
 
-def _run(job: Job, folder: Path, workers: int, listener: runner.Listener) -> None:
+def _run(job: Job, folder: Path, workers: int, send: Callable[[Json], None]) -> None:
     started = (folder / "run.json").exists()
-    runner.run(job.config, out=folder, resume=started, workers=workers, listener=listener)
+    runner.run(
+        job.config, out=folder, resume=started, workers=workers, callbacks=[Forward(job, send)]
+    )
 
 
-def _run_in_turn(waiting: Sequence[Job], folder: Path, workers: int, listener: Listener) -> None:
+def _run_in_turn(
+    waiting: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback]
+) -> None:
     for job in waiting:
         with _named(job):
-            _run(job, folder / job.name, workers, partial(listener, job))
-        listener(job, _finished(job))
+            _run(job, folder / job.name, workers, lambda event: notify(callbacks, event))
 
 
 def _run_in_parallel(
-    waiting: Sequence[Job], folder: Path, at_once: int, workers: int, listener: Listener
+    waiting: Sequence[Job], folder: Path, at_once: int, workers: int, callbacks: Sequence[Callback]
 ) -> None:
     queue = deque(waiting)
     running: RunningJobs = {}
@@ -117,7 +125,7 @@ def _run_in_parallel(
                 _start(queue.popleft(), folder, workers, running)
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
-                _take(pipe, running, listener)
+                _take(pipe, running, callbacks)
     finally:
         for _, process in running.values():
             process.terminate()
@@ -135,7 +143,7 @@ def _start(job: Job, folder: Path, workers: int, running: RunningJobs) -> None:
     running[here] = (job, process)
 
 
-def _take(pipe: Connection, running: RunningJobs, listener: Listener) -> None:
+def _take(pipe: Connection, running: RunningJobs, callbacks: Sequence[Callback]) -> None:
     job, process = running[pipe]
     try:
         message = pipe.recv()
@@ -150,7 +158,7 @@ def _take(pipe: Connection, running: RunningJobs, listener: Listener) -> None:
         return
     if isinstance(message, Exception):
         raise message
-    listener(job, message)
+    notify(callbacks, message)
 
 
 def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
@@ -162,18 +170,23 @@ def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
     torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
     try:
         with _named(job):
-            _run(job, folder, workers, lambda event: pipe.send(brief(event)))
-        pipe.send(_finished(job))
+            _run(job, folder, workers, pipe.send)
     except FedspdError as error:
         pipe.send(error)
     except Exception:
         pipe.send(WorkerError(f"The run '{job.name}' failed:\n{traceback.format_exc()}"))
 
 
-def brief(event: Json) -> Json:
-    """What a live table needs of an event."""
-    return {
-        key: event[key]
-        for key in ("event", "round", "rounds", "method", "accuracy", "test_loss", "bytes")
-        if key in event
-    }
+class Forward(Callback):
+    """The callback that sends the fields that a live table needs, with the name of the run."""
+
+    def __init__(self, job: Job, send: Callable[[Json], None]) -> None:
+        self.job = job
+        self.send = send
+
+    def on_start(self, event: Json) -> None:
+        names = ("event", "round", "rounds", "accuracy", "test_loss")
+        brief = {name: event[name] for name in names if name in event}
+        self.send({**brief, "run": self.job.name})
+
+    on_round = on_final = on_start

@@ -6,7 +6,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from fedspd.core.keys import Key
 from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment, ModelFactory, build_experiment
+from fedspd.experiment.callbacks import Callback, Recorder, notify
 from fedspd.experiment.events import metrics_fields, round_event, summary
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.runtime.block_runner import BlockRunner
@@ -33,7 +34,6 @@ from fedspd.runtime.plan import Plan
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
-Listener = Callable[[Json], None]
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints
 ENGINES = ("processes", "ray")
 RAY_IS_QUIET = {
@@ -57,7 +57,7 @@ def run(
     workers: int | None = None,
     engine: str = "processes",
     address: str | None = None,
-    listener: Listener | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> "Result":
     """Train, and return what came out.
 
@@ -69,7 +69,7 @@ def run(
     workers    processes, default 1; on a Ray cluster actors, default one per CPU; the result does not depend on their number
     engine     processes of this machine, or ray (extra `ray`)
     address    of a Ray cluster: auto, or HOST:PORT of its head; default: one of its own on this machine
-    listener   called with every event of the run, as it is recorded
+    callbacks  objects that follow the run, see `Callback`
     """
     if resume and out is None:
         raise ConfigError("resume = True needs the run folder to continue: give it as out.")
@@ -80,7 +80,7 @@ def run(
         experiment = build_experiment(settings, data, model)
         record = _open(folder, experiment, resume)
         try:
-            _train(experiment, record, make, listener or (lambda event: None))
+            _train(experiment, record, make, [Recorder(record), *callbacks])
         finally:
             record.release()
     return Result(folder, experiment, record.read("result.json"), temporary)
@@ -207,7 +207,10 @@ def _engine(
 
 
 def _train(
-    experiment: Experiment, record: RunFolder, make: Callable[[Plan], Engine], listener: Listener
+    experiment: Experiment,
+    record: RunFolder,
+    make: Callable[[Plan], Engine],
+    callbacks: Sequence[Callback],
 ) -> None:
     """To the end, however often a block is lost, as long as there is progress in between."""
     event: Json = {
@@ -221,9 +224,8 @@ def _train(
             try:
                 before, done = done, _restore(engine, record)
                 losses = 0 if done > before else losses
-                listener({**event, "round": done})
-                event["event"] = "restart"
-                return _complete(experiment, engine, record, done, listener)
+                notify(callbacks, {**event, "round": done})
+                return _complete(experiment, engine, record, done, callbacks)
             except BlockLostError as error:
                 losses += 1
                 if losses > LOSSES:
@@ -234,11 +236,15 @@ def _train(
 
 
 def _complete(
-    experiment: Experiment, engine: Engine, record: RunFolder, done: int, listener: Listener
+    experiment: Experiment,
+    engine: Engine,
+    record: RunFolder,
+    done: int,
+    callbacks: Sequence[Callback],
 ) -> None:
     if done <= experiment.config.rounds:
-        _rounds(experiment, engine, record, done, listener)
-        _final_phase(experiment, engine, record, listener)
+        _rounds(experiment, engine, record, done, callbacks)
+        _final_phase(experiment, engine, record, callbacks)
     if not (record.folder / "result.json").exists():
         record.write("result.json", summary(record, engine.digests()))
 
@@ -257,7 +263,11 @@ def _restore(engine: Engine, record: RunFolder) -> int:
 
 
 def _rounds(
-    experiment: Experiment, engine: Engine, record: RunFolder, done: int, listener: Listener
+    experiment: Experiment,
+    engine: Engine,
+    record: RunFolder,
+    done: int,
+    callbacks: Sequence[Callback],
 ) -> None:
     rounds, saved_at, cost = experiment.config.rounds, time.perf_counter(), 0.0
     for t in range(done + 1, rounds + 1):
@@ -269,8 +279,7 @@ def _rounds(
         event = round_event(t, experiment.plan.learner.training.rate(t), report, measures)
         if experiment.config.topology.remove:
             event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
-        record.append(event)
-        listener(event)
+        notify(callbacks, event)
         now = time.perf_counter()
         if t == rounds or now - saved_at >= cost / CHECKPOINT_SHARE:
             with record.checkpoint(t, {"round": t}) as folder:
@@ -280,16 +289,15 @@ def _rounds(
 
 
 def _final_phase(
-    experiment: Experiment, engine: Engine, record: RunFolder, listener: Listener
+    experiment: Experiment, engine: Engine, record: RunFolder, callbacks: Sequence[Callback]
 ) -> None:
     t = experiment.config.rounds + 1
     joined = {"newcomers": _newcomers(experiment, engine, t)} if experiment.newcomers else {}
     report = engine.finish(t)
     event = {**round_event(t, None, report, engine.measure()), "event": "final", **joined}
-    record.append(event)
+    notify(callbacks, event)
     with record.checkpoint(t, {"round": t}) as folder:
         engine.save(folder)
-    listener(event)
 
 
 def _newcomers(experiment: Experiment, engine: Engine, t: int) -> Json:

@@ -1,0 +1,105 @@
+"""Callbacks: objects that follow a run while it trains.
+
+Pass them to `fedspd.run(..., callbacks=[...])`. The records, TensorBoard and the progress bar of the
+command line are callbacks too.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedspd.core.errors import MissingExtraError
+from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
+
+
+class Callback:
+    """Base class of callbacks: override the methods that you need, the others do nothing.
+
+    Methods are called in the process that called `fedspd.run`, in the order of the list. The event
+    is a dictionary, as in events.jsonl; do not change it. An exception ends the run, which can be
+    resumed from its last checkpoint.
+    """
+
+    def on_start(self, event: Json) -> None:
+        """Called when a run starts, resumes, or goes back to its last checkpoint after a failure.
+
+        `event` has `round`, the number of rounds that are done (`rounds` + 1 with the final phase),
+        `rounds` and `method`.
+        """
+
+    def on_round(self, event: Json) -> None:
+        """Called after each round, once its event is recorded.
+
+        `event` has `round`, `steps`, `lr`, `traffic`, `bytes` and `seconds`; in rounds with an
+        evaluation also `accuracy`, `test_loss` and `alarms`, and other metrics of the method.
+        """
+
+    def on_final(self, event: Json) -> None:
+        """Called once the final phase is recorded, with an event as in a round with an evaluation.
+
+        With held-out clients, `event` has their scores as `newcomers`.
+        """
+
+    def on_alarm(self, round: int, alarm: str) -> None:
+        """Called for each alarm of an event, before the method for the event itself.
+
+        `alarm` is a sentence, for example about a loss that is not finite or a lost worker.
+        """
+
+
+def notify(callbacks: Sequence[Callback], event: Json) -> None:
+    """Pass the event and its alarms to every callback."""
+    for callback in callbacks:
+        for alarm in event.get("alarms", ()):
+            callback.on_alarm(event["round"], alarm)
+        handlers = {
+            "start": callback.on_start,
+            "round": callback.on_round,
+            "final": callback.on_final,
+        }
+        handlers[event["event"]](event)
+
+
+class Recorder(Callback):
+    """The callback that writes events.jsonl."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def on_round(self, event: Json) -> None:
+        self.folder.append(event)
+
+    def on_final(self, event: Json) -> None:
+        self.folder.append(event)
+
+
+class TensorBoard(Callback):
+    """The callback that writes scalars for TensorBoard: means over clients, one point per round."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError.of("TensorBoard", "tensorboard") from None
+        self.folder = folder
+        self.writer_class: Any = SummaryWriter
+        self.writer: Any = None
+
+    def on_start(self, event: Json) -> None:
+        if self.writer is None:  # only now: a run that is refused must leave no folder behind
+            self.writer = self.writer_class(str(self.folder))
+
+    def on_round(self, event: Json) -> None:
+        for name in ("accuracy", "loss", "test_loss"):
+            values = [value for value in event.get(name, []) if value is not None]
+            if values:
+                self.writer.add_scalar(name, float(np.mean(values)), event["round"])
+        if event.get("purity") is not None:
+            self.writer.add_scalar("purity", event["purity"], event["round"])
+        self.writer.flush()
+
+    def on_final(self, event: Json) -> None:
+        self.on_round(event)
