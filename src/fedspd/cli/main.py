@@ -12,7 +12,7 @@ import typer
 
 from fedspd.cli import data, network, node, topology
 from fedspd.core.errors import ConfigError, FedspdError
-from fedspd.core.machine import CORES
+from fedspd.core.machine import DEFAULT_WORKERS
 
 STOPPED = 130  # what typer makes of a KeyboardInterrupt
 EXIT_CODES = "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130 stopped by a signal."
@@ -102,9 +102,9 @@ def run(
             "--dry-run estimates a run that has not begun: leave --resume out, and give the config of the run."
         )
     if dry_run:
-        running.dry_run(settings or [], workers or CORES, as_json)
+        running.dry_run(settings or [], workers or DEFAULT_WORKERS, as_json)
     else:
-        workers = CORES if workers is None and engine == "processes" else workers
+        workers = DEFAULT_WORKERS if workers is None and engine == "processes" else workers
         running.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
 
 
@@ -114,7 +114,7 @@ def compare(
     methods: Methods = None,
     seeds: Seeds = 3,
     out: VmapTrainer = None,
-    workers: Workers = CORES,
+    workers: Workers = DEFAULT_WORKERS,
     as_json: AsJson = False,
 ) -> None:
     """Several methods on the same data, graph and budget, over several seeds, with a report."""
@@ -129,7 +129,7 @@ def sweep(
     methods: Methods = None,
     seeds: Seeds = 3,
     out: VmapTrainer = None,
-    workers: Workers = CORES,
+    workers: Workers = DEFAULT_WORKERS,
     as_json: AsJson = False,
 ) -> None:
     """The same for every point of a grid: a key with several values, as topology.degree=2,4,6, is swept."""
@@ -158,7 +158,7 @@ def report(
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="folder; default: a new one in runs/")] = None,
-    workers: Workers = CORES,
+    workers: Workers = DEFAULT_WORKERS,
     as_json: AsJson = False,
 ) -> None:
     """FedSPD against training alone, on the handwritten digits that come with scikit-learn."""

@@ -25,7 +25,7 @@ from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
-from fedspd.runtime.processes import STOPPING, end_with_parent, signals_held_back
+from fedspd.runtime.processes import STOPPING, end_with_parent, require_fork, signals_held_back
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
@@ -39,6 +39,8 @@ def run_all(
 
     The callbacks' events have a field `run`, the name of the job.
     """
+    if workers > 1:
+        require_fork(f"workers = {workers}: more than one worker")
     _claim(todo, folder)
     finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:

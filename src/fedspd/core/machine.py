@@ -2,6 +2,9 @@
 
 import os
 
+IS_POSIX = os.name == "posix"
+HAS_FORK = hasattr(os, "fork")  # Windows has no fork
 CORES = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )  # that this process may use
+DEFAULT_WORKERS = CORES if HAS_FORK else 1

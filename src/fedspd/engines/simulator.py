@@ -7,7 +7,6 @@ models meet in memory that all workers share. The result does not depend on the 
 import math
 import mmap
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -167,10 +166,6 @@ class Worker:
 
 
 def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
-    if not hasattr(os, "fork"):
-        raise ConfigError(
-            "--workers above 1 needs a system that can fork a process (Linux, macOS): use --workers 1 here."
-        )
     context = multiprocessing.get_context("fork")
     workers: list[Worker] = []
     for part in parts:

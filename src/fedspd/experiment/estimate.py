@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import multiprocessing
-import resource
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +20,7 @@ from fedspd.engines.engine import RoundReport
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import give_memory_back
+from fedspd.runtime.processes import give_memory_back, require_fork
 from fedspd.storage.atomic import Json
 
 SAMPLE = 6  # clients that try a round
@@ -35,6 +34,7 @@ GOLDEN = (
 
 def estimate(experiment: Experiment, workers: int = 1) -> Json:
     """Memory, bytes, gradient steps and seconds. Evaluation is not counted."""
+    require_fork("The estimate of a run's memory")
     config, plan = experiment.config, experiment.plan
     sample = plan.first(SAMPLE)
     graph = experiment.topology.at(1)
@@ -182,6 +182,8 @@ def _like(graph: Graph, clients: int) -> Graph:
 
 
 def _peak() -> int:
+    import resource  # every system that can fork has it
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

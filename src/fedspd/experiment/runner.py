@@ -31,6 +31,7 @@ from fedspd.experiment.events import metrics_fields, round_event, summary
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
+from fedspd.runtime.processes import require_fork
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -193,6 +194,8 @@ def _engine(
             raise ConfigError(
                 f"address = '{address}': only --engine ray has one; add that, or leave the address out."
             )
+        if workers is not None and workers > 1:
+            require_fork(f"workers = {workers}: more than one worker")
         yield partial(Simulator, workers=workers or 1)
         return
     os.environ.update(

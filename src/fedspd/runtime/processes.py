@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
+from fedspd.core.errors import ConfigError
+from fedspd.core.machine import HAS_FORK
+
 STOPPING = {signal.SIGINT, signal.SIGTERM}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 MEGABYTE = 1 << 20
@@ -31,6 +34,14 @@ def give_memory_back() -> None:
 
 def _of_c_library(name: str) -> Any:
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+
+
+def require_fork(purpose: str) -> None:
+    """Refuse what runs in forks of this process on a system that has none."""
+    if not HAS_FORK:
+        raise ConfigError(
+            f"{purpose} needs a system that can fork a process, such as Linux or macOS."
+        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
+from fedspd.core.machine import IS_POSIX
 
 Json = dict[str, Any]
 
@@ -92,7 +93,11 @@ def sha256_of(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on the disk; Windows can do so for files."""
+    is_folder = path.is_dir()
+    if is_folder and not IS_POSIX:
+        return
+    handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows syncs no reader
     try:
         os.fsync(handle)
     finally:

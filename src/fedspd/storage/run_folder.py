@@ -10,11 +10,9 @@ RUN/
   figures/
 """
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +28,9 @@ from fedspd.storage.atomic import (
     sync,
     write_atomically,
 )
+from fedspd.storage.lock import Lock
 
-PATIENCE = 2.0  # seconds
+LOCK_TIMEOUT_SECONDS = 2.0
 
 
 class RunFolder:
@@ -39,7 +38,7 @@ class RunFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock: int | None = None
+        self._lock: Lock | None = None
 
     @classmethod
     def create(cls, folder: Path) -> "RunFolder":
@@ -65,22 +64,15 @@ class RunFolder:
     def hold(self) -> "RunFolder":
         """The workers of a run that was killed may hold its folder for a moment more."""
         with disk_errors(self.folder):
-            self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
-        end = time.monotonic() + PATIENCE
-        while not _locked(self._lock):
-            if time.monotonic() > end:
-                os.close(self._lock)
-                self._lock = None
-                raise StorageError(
-                    f"The run folder '{self.folder}' is in use by another process: wait for it, or stop it."
-                )
-            time.sleep(0.05)
+            (self.folder / ".lock").touch()
+            lock = Lock(self.folder / ".lock")
+            lock.acquire(f"The run folder '{self.folder}'", LOCK_TIMEOUT_SECONDS)
+        self._lock = lock
         return self
 
     def release(self) -> None:
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork has the lock too, and would keep it
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     # ---- documents
@@ -206,11 +198,3 @@ def _refuse_unless_vacant(folder: Path) -> None:
     raise StorageError(
         f"The run folder '{folder}' exists: continue it with 'fedspd run --resume {folder}', or give another one with --out."
     )
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

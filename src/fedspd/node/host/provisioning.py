@@ -7,7 +7,6 @@ NETWORK/
   nodes/NAME/       bundles (identity.py)
 """
 
-import fcntl
 import os
 import shutil
 import tomllib
@@ -26,6 +25,7 @@ from fedspd.node.identity.certificates import (
 )
 from fedspd.node.identity.credentials import NODE_DAYS, Authority, Credentials, passport
 from fedspd.node.identity.manifest import Json, Manifest, Member, check_address, check_name, is_here
+from fedspd.storage.lock import Lock
 
 if TYPE_CHECKING:
     from fedspd.config import ExperimentConfig
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 7700
 SECRETS = ("ca.key", "node.key")
+LOCK_TIMEOUT_SECONDS = 60.0  # an authority issues its certificates in less
 Example = tuple[tuple[int, ...], int]  # its shape, and the number of classes
 
 
@@ -389,12 +390,12 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
+    lock = Lock(folder)
+    lock.acquire(f"The network's folder '{folder}'", LOCK_TIMEOUT_SECONDS)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 @contextmanager

@@ -62,13 +62,22 @@ def run(
 
 
 async def _live(peer: Peer, server: StatusServer) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, peer.leave)
+    _leave_on_signals(peer)
     await server.start()
     try:
         await peer.live()
     finally:
         await server.stop()
+
+
+def _leave_on_signals(peer: Peer) -> None:
+    """Let SIGTERM and Ctrl-C end the peer after its step."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, peer.leave)
+        except NotImplementedError:  # the event loop of Windows takes no handlers
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(peer.leave))
 
 
 def _refuse_founder(manifest: Manifest, me: NodeIdentity | Member) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from fedspd.core.errors import ConfigError, MissingExtraError, RejectedError, StorageError
+from fedspd.core.machine import IS_POSIX
 from fedspd.node.identity.manifest import NETWORK, check_address, check_name
 
 try:
@@ -205,7 +206,8 @@ def read_certificate(path: Path) -> Certificate:
 def read_key(path: Path) -> PrivateKey:
     """A key that others could have read is no secret any more."""
     text = content(path)
-    if (mode := path.stat().st_mode & 0o777) & 0o077:
+    mode = path.stat().st_mode & 0o777
+    if IS_POSIX and mode & 0o077:  # elsewhere a mode says nothing about other users
         raise StorageError(
             f"'{path}' has the mode {mode:04o}, so others can use it: expected 0600; put that right with chmod 600."
         )

@@ -7,7 +7,6 @@ bounded share of this node's memory, threads and time: see the options below, an
 import asyncio
 import logging
 import os
-import resource
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -291,6 +290,10 @@ def _refuse_contradiction(manifest: Manifest, insecure_plaintext: bool) -> None:
 
 def _room_for_connections() -> int:
     """As many as the system lets be raised to, and half of them for those who call: strangers must not take what files need."""
+    try:
+        import resource
+    except ImportError:  # Windows sets no limit
+        return DESCRIPTORS // 2
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
