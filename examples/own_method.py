@@ -56,7 +56,7 @@ class Ditto(Algorithm[State]):
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        w_CP = neighbourhood.mean_or_own(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        w_CP = neighbourhood.average_centers(self.begin(learner, data, key).model_CP[:, None])[:, 0]
         return State(w_CP, self.personalise(learner, State(w_CP, w_CP), data, key))
 
 

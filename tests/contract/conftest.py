@@ -22,7 +22,7 @@ from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
-from fedspd.core.ledger import NOTHING, SERVER
+from fedspd.core.ledger import NO_CLUSTER, SERVER
 from fedspd.engines.simulator import Simulator
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.measures import Measures
@@ -200,7 +200,7 @@ def transfers(graph: Graph, offers: Exchange) -> list[tuple[int, int, int]]:
     """Counted from the definition, one by one: a model goes to each neighbour that wants its cluster; on a star up, and its mean down."""
     offered, wants = offers.cluster_CK.tolist(), offers.want_CM.tolist()
     if graph.server:
-        up = [(i, SERVER, s) for i, row in enumerate(offered) for s in row if s != NOTHING]
+        up = [(i, SERVER, s) for i, row in enumerate(offered) for s in row if s != NO_CLUSTER]
         return up + [
             (SERVER, i, s)
             for i, row in enumerate(wants)

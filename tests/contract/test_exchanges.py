@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedspd.core.ledger import CLUSTER, HEADER
+from fedspd.core.ledger import CLUSTER_ID_BYTES, HEADER_BYTES
 
 SENT_ON_A_PATH = {
     "local": 0,
@@ -95,8 +95,8 @@ def test_bytes_by_hand(lab, recording_engine):
     size = (
         (4 * 6 + 6) + (4 * 6 + 1) + (6 * 3 + 3)
     )  # dense, BatchNorm with its statistics and counter, dense
-    assert traffic.point_to_point_bytes == 8 * (HEADER + 4 * CLUSTER) + 16 * 4 * size
-    assert traffic.multicast_bytes == 8 * (HEADER + 4 * CLUSTER) + 10 * 4 * size
+    assert traffic.point_to_point_bytes == 8 * (HEADER_BYTES + 4 * CLUSTER_ID_BYTES) + 16 * 4 * size
+    assert traffic.multicast_bytes == 8 * (HEADER_BYTES + 4 * CLUSTER_ID_BYTES) + 10 * 4 * size
 
 
 def test_a_star_is_the_complete_graph_with_the_weights_of_a_server(lab, method, task):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedspd.core.exchange import Exchange, Neighbourhood, mixing_matrix
 from fedspd.core.graph import Graph
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 
 seeds = st.integers(0, 2**32)
 rules = st.sampled_from(["uniform", "metropolis", "examples"])
@@ -164,8 +164,8 @@ def test_a_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, c
         ):
             assert torch.equal(found, expected)
         for c in range(len(clients)):
-            assert [other[:3] for other in first.heard(c)] == [
-                other[:3] for other in second.heard(c)
+            assert [other[:3] for other in first.received(c)] == [
+                other[:3] for other in second.received(c)
             ]
 
 
@@ -264,7 +264,7 @@ def test_heard_yields_the_models_of_others_with_their_notes():
     )
     heard = [
         (other.client, other.note, other.cluster, other.model_P.item())
-        for other in Neighbourhood.of(graph, [1], offers).heard(0)
+        for other in Neighbourhood.of(graph, [1], offers).received(0)
     ]
     assert heard == [(0, 5, 0, 0.0), (2, 7, 0, 2.0)]
 
@@ -272,11 +272,12 @@ def test_heard_yields_the_models_of_others_with_their_notes():
 def test_what_a_client_does_not_want_or_nobody_gave_is_not_heard():
     """Client 2 takes part in the exchange without a model: it announced one, but nothing came of it."""
     graph = Graph.from_edges(3, [(0, 1), (0, 2)])
-    offers = everyone_offers([0, 1, NOTHING], torch.ones(3, 1))
-    assert list(Neighbourhood.of(graph, [0], offers).heard(0)) == []
-    listening = replace(offers, want_CM=torch.tensor([[0, 1], [1, NOTHING], [0, NOTHING]]))
+    offers = everyone_offers([0, 1, NO_CLUSTER], torch.ones(3, 1))
+    assert list(Neighbourhood.of(graph, [0], offers).received(0)) == []
+    listening = replace(offers, want_CM=torch.tensor([[0, 1], [1, NO_CLUSTER], [0, NO_CLUSTER]]))
     assert [
-        (other.client, other.cluster) for other in Neighbourhood.of(graph, [0], listening).heard(0)
+        (other.client, other.cluster)
+        for other in Neighbourhood.of(graph, [0], listening).received(0)
     ] == [(1, 1)]
 
 
@@ -284,5 +285,5 @@ def test_a_newcomer_hears_whatever_there_is():
     graph = Graph.from_edges(3, [(0, 2), (1, 2)])
     offers = everyone_offers([0, 1], torch.ones(2, 1))
     assert [
-        other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).heard(0)
+        other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).received(0)
     ] == [0, 1]

@@ -6,7 +6,7 @@ Shapes: N clients, K models offered by each, M clusters wanted by each.
 import numpy as np
 
 from fedspd.core.graph import Graph
-from fedspd.core.ledger import CLUSTER, HEADER, SERVER, Traffic, traffic
+from fedspd.core.ledger import CLUSTER_ID_BYTES, HEADER_BYTES, SERVER, Traffic, traffic
 
 PATH = Graph.from_edges(3, [(0, 1), (1, 2)])
 STAR = Graph.from_edges(3, [(0, 1), (0, 2), (1, 2)], server=True)
@@ -26,8 +26,8 @@ def test_a_model_goes_only_to_neighbours_that_want_its_cluster():
     sent = count(PATH, [[5], [5], [6]], [[5], [5], [6]])
     assert models(sent) == {(0, 1, 5), (1, 0, 5)}
     assert sent.copies == 2
-    assert (sent.announcements, sent.announcement_bytes) == (4, HEADER + 2 * CLUSTER)
-    assert sent.point_to_point_bytes == 2 * 1000 + 4 * (HEADER + 2 * CLUSTER)
+    assert (sent.announcements, sent.announcement_bytes) == (4, HEADER_BYTES + 2 * CLUSTER_ID_BYTES)
+    assert sent.point_to_point_bytes == 2 * 1000 + 4 * (HEADER_BYTES + 2 * CLUSTER_ID_BYTES)
 
 
 def test_multicast_counts_one_copy_for_all_neighbours():
@@ -35,14 +35,18 @@ def test_multicast_counts_one_copy_for_all_neighbours():
     sent = count(PATH, [[0], [0], [0]], [[0], [0], [0]])
     assert models(sent) == {(0, 1, 0), (1, 0, 0), (1, 2, 0), (2, 1, 0)}
     assert sent.copies == 3
-    assert sent.multicast_bytes == 3 * 1000 + 4 * (HEADER + 2 * CLUSTER)
+    assert sent.multicast_bytes == 3 * 1000 + 4 * (HEADER_BYTES + 2 * CLUSTER_ID_BYTES)
 
 
 def test_a_model_that_nobody_wants_is_not_sent():
     sent = count(PATH, [[0], [1], [0]], [[0], [1], [0]])
     assert models(sent) == set()
     assert sent.copies == 0
-    assert sent.point_to_point_bytes == sent.multicast_bytes == 4 * (HEADER + 2 * CLUSTER)
+    assert (
+        sent.point_to_point_bytes
+        == sent.multicast_bytes
+        == 4 * (HEADER_BYTES + 2 * CLUSTER_ID_BYTES)
+    )
 
 
 def test_several_models_offered_and_several_wanted():
@@ -58,7 +62,7 @@ def test_several_models_offered_and_several_wanted():
         (2, 1, 0),
     }
     assert sent.copies == 2 + 2 + 1
-    assert sent.announcement_bytes == HEADER + 4 * CLUSTER
+    assert sent.announcement_bytes == HEADER_BYTES + 4 * CLUSTER_ID_BYTES
 
 
 def test_a_star_sends_models_up_and_means_down():
@@ -87,7 +91,7 @@ def test_the_record_of_an_exchange():
         "models": [[1, 0, 5], [0, 1, 5]],
         "model_bytes": 1000,
         "announcements": 4,
-        "announcement_bytes": HEADER + 2 * CLUSTER,
+        "announcement_bytes": HEADER_BYTES + 2 * CLUSTER_ID_BYTES,
         "copies": 2,
         "is_model": True,
     }

@@ -17,7 +17,7 @@ from torch import nn
 import fedspd
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.core.graph import Graph
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.engines.simulator import balanced
 from fedspd.experiment.build import build_experiment
 from fedspd.runtime.announcements import Announcements
@@ -113,7 +113,9 @@ def test_pack_agrees_with_its_definition(data):
         st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12)
     )
     offered = data.draw(
-        st.lists(st.lists(st.integers(NOTHING, 2), min_size=2, max_size=2), min_size=n, max_size=n)
+        st.lists(
+            st.lists(st.integers(NO_CLUSTER, 2), min_size=2, max_size=2), min_size=n, max_size=n
+        )
     )
     wanted = data.draw(
         st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=1), min_size=n, max_size=n)

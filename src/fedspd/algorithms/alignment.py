@@ -26,7 +26,7 @@ def new_labels(
     C, S, _ = centers_CSW.shape
     label_CS, note_C = torch.arange(S).repeat(C, 1), note_C.clone()
     for c in range(C):
-        heard = list(neighbourhood.heard(c))
+        heard = list(neighbourhood.received(c))
         lowest = min((other.note for other in heard), default=int(note_C[c]))
         if lowest < note_C[c]:
             label_CS[c] = matched(

@@ -46,4 +46,6 @@ class FedAvg(Local):
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         first = self.begin(learner, data, key)
-        return with_loss(learner, neighbourhood.mean_or_own(first.model_CP[:, None])[:, 0], data)
+        return with_loss(
+            learner, neighbourhood.average_centers(first.model_CP[:, None])[:, 0], data
+        )

@@ -68,7 +68,7 @@ class FedEM(Algorithm[State]):
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         """The centers stay as they are heard; the mixture is fitted to them by the same two steps."""
         first = self.begin(learner, data, key)
-        centers_CSP, mixture_CS = neighbourhood.mean_or_own(first.centers_CSP), first.mixture_CS
+        centers_CSP, mixture_CS = neighbourhood.average_centers(first.centers_CSP), first.mixture_CS
         losses_CSE = learner.losses(centers_CSP, data)
         for _ in range(NEWCOMER_STEPS):
             mixture_CS = posterior(mixture_CS, losses_CSE, data).sum(2) / data.counts_C[:, None]

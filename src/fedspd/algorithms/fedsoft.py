@@ -71,7 +71,9 @@ class FedSoft(Algorithm[State]):
         return with_loss(
             learner,
             replace(
-                state, model_CP=trained_CP, centers_CSP=neighbourhood.mean_or_own(state.centers_CSP)
+                state,
+                model_CP=trained_CP,
+                centers_CSP=neighbourhood.average_centers(state.centers_CSP),
             ),
             data,
         )
@@ -149,7 +151,9 @@ class FedSoft(Algorithm[State]):
         """Its personal model starts from the mean of the centers that it hears, weighted by its shares."""
         first = self.begin(learner, data, key)
         state = self.estimate(
-            learner, replace(first, centers_CSP=neighbourhood.mean_or_own(first.centers_CSP)), data
+            learner,
+            replace(first, centers_CSP=neighbourhood.average_centers(first.centers_CSP)),
+            data,
         )
         share_CS = (state.mixture_CS / state.mixture_CS.sum(1, keepdim=True)).to(state.centers_CSP)
         state = replace(state, model_CP=torch.einsum("cs,csp->cp", share_CS, state.centers_CSP))

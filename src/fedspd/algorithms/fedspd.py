@@ -189,7 +189,7 @@ class FedSPD(Algorithm[State]):
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         first = self.begin(learner, data, key)
-        centers_CSP = neighbourhood.mean_or_own(first.centers_CSP)
+        centers_CSP = neighbourhood.average_centers(first.centers_CSP)
         return cluster_examples(
             learner,
             replace(first, centers_CSP=centers_CSP, trained_CS=torch.ones_like(first.trained_CS)),

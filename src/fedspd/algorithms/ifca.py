@@ -46,7 +46,7 @@ class IFCA(Algorithm[State]):
         neighbourhood = yield Exchange(
             chosen_C1, trained_CP[:, None], data.counts_C[:, None], all_CS
         )
-        return choose(learner, neighbourhood.mean_or_own(state.centers_CSP), data)
+        return choose(learner, neighbourhood.average_centers(state.centers_CSP), data)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         return [
@@ -67,7 +67,7 @@ class IFCA(Algorithm[State]):
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         first = self.begin(learner, data, key)
-        return choose(learner, neighbourhood.mean_or_own(first.centers_CSP), data)
+        return choose(learner, neighbourhood.average_centers(first.centers_CSP), data)
 
 
 def choose(learner: Learner, centers_CSP: Tensor, data: Block) -> State:

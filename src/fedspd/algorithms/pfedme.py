@@ -114,7 +114,7 @@ class PFedMe(Algorithm[State]):
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        w_CP = neighbourhood.mean_or_own(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        w_CP = neighbourhood.average_centers(self.begin(learner, data, key).model_CP[:, None])[:, 0]
         _, theta_CP = self.local_update(learner, w_CP, data, key)
         return with_loss(learner, w_CP, theta_CP, data)
 

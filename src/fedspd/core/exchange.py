@@ -1,12 +1,13 @@
-"""What an algorithm asks of the network, and what it is told.
+"""What a method asks of the network, and what it receives.
 
-Shapes: C clients in the block, N clients heard from, K models offered by each, M clusters asked for, P numbers in a
-model, H pairs (a client of the block, somebody it hears, itself included).
+Shapes: C clients in the block, N senders that the block receives from, K models offered by each,
+M clusters wanted, P parameters of a model (buffers included), H pairs of a receiver in the block
+and one of its senders, itself included.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sparse
@@ -16,26 +17,35 @@ from torch import Tensor
 
 from fedspd.core.graph import Graph, LinkRule
 from fedspd.core.learner import one_thread
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.robust import ROBUST
 
-AT_ONCE = 1 << 24  # numbers that a robust mean looks at together
+MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
+CSR: TypeAlias = "sparse.csr_array[np.float64]"
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Offer models to the neighbours, and listen to theirs. This is all that ever leaves a client."""
+    """An offer of models to the neighbours, and a request for theirs: all that leaves a client.
 
-    cluster_CK: Tensor  # which cluster each offered model belongs to
-    model_CKP: Tensor  # only what is really sent; FedSPD: K = 1, FedEM: K = S
-    weight_CK: Tensor  # the number of examples behind it; a link rule may or may not use it
-    want_CM: Tensor  # the clusters that the client listens to; a neighbour sends no others
-    note_C: Tensor | None = None  # a small integer that goes along with the announcement
-    is_model: bool = True  # False: a few numbers, which are not counted as models
+    cluster_CK   the cluster of each offered model; NO_CLUSTER (-1): this offer is not made
+    model_CKP    the offered models, or other vectors of one size
+    weight_CK    the number of examples behind each; the rule "examples" weighs by it
+    want_CM      the clusters that the client wants to receive; neighbours send no others
+    note_C       a small integer that travels with the announcement
+    is_model     whether the vectors count as models; False for a few numbers
+    """
+
+    cluster_CK: Tensor
+    model_CKP: Tensor
+    weight_CK: Tensor
+    want_CM: Tensor
+    note_C: Tensor | None = None
+    is_model: bool = True
 
 
 class ReceivedModel(NamedTuple):
-    """One model that came from a neighbour."""
+    """A model that came from a neighbour."""
 
     client: int
     note: int
@@ -44,25 +54,35 @@ class ReceivedModel(NamedTuple):
 
 
 class Mean(NamedTuple):
+    """The mean model of every wanted cluster; 0 where nothing was received."""
+
     model_CMP: Tensor
-    received_CM: Tensor  # false where nobody, not even the client itself, offered that cluster: the mean is 0 there
+    received_CM: Tensor  # false where no one, not even the client itself, offered the cluster
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """The answer to an Exchange: what each client of the block heard, itself included, in the order of client ids."""
+    """The answer to an Exchange: what each client received, itself included, by ascending sender.
 
-    clients: NDArray[np.int64]  # [C]
-    receiver_H: NDArray[np.int64]  # row in the block
-    sender_H: NDArray[np.int64]  # row among those heard from
-    sender_ids: NDArray[np.int64]  # [N] ascending
-    offers: Exchange  # of the N clients heard from
-    degree_C: NDArray[np.int64]  # in the whole graph
-    degree_N: NDArray[np.int64]  # of the N clients heard from, in the whole graph
+    clients           ids of the block's clients, [C]
+    receiver_H        row of the receiver in the block
+    sender_H          row of the sender among the senders
+    sender_ids        ids of the senders, ascending, [N]
+    offers            the offers of the N senders
+    degree_C          degrees of the block's clients in the whole graph
+    degree_N          degrees of the senders in the whole graph
+    is_same_for_all   all clients receive the same and weigh it equally: H has the first one's pairs
+    """
+
+    clients: NDArray[np.int64]
+    receiver_H: NDArray[np.int64]
+    sender_H: NDArray[np.int64]
+    sender_ids: NDArray[np.int64]
+    offers: Exchange
+    degree_C: NDArray[np.int64]
+    degree_N: NDArray[np.int64]
     rule: LinkRule = "uniform"
-    alike: bool = (
-        False  # all clients hear the same and weigh it alike: the pairs are those of the first one
-    )
+    is_same_for_all: bool = False
 
     @classmethod
     def of(
@@ -72,153 +92,147 @@ class Neighbourhood:
         offers: Exchange,
         sender_ids: NDArray[np.int64] | None = None,
     ) -> "Neighbourhood":
-        """Whoever is not among the sender_ids is silent and is left out. None: everybody speaks."""
+        """Return what the clients receive from those of sender_ids; None: from all clients."""
         ids = np.arange(graph.clients) if sender_ids is None else sender_ids
-        alike = graph.is_complete and graph.rule not in ("metropolis", "clipped")
-        hearer, heard = graph.pairs(clients[:1] if alike else clients)
+        is_same = graph.is_complete and graph.rule not in ("metropolis", "clipped")
+        receiver, sender = graph.pairs(clients[:1] if is_same else clients)
         if sender_ids is not None:
-            speaks = np.isin(heard, ids)
-            hearer, heard = hearer[speaks], heard[speaks]
+            is_there = np.isin(sender, ids)
+            receiver, sender = receiver[is_there], sender[is_there]
         degree = graph.degree
-        sender = np.searchsorted(ids, heard)
         return cls(
             np.asarray(clients),
-            hearer,
-            sender,
+            receiver,
+            np.searchsorted(ids, sender),
             ids,
             offers,
             degree[list(clients)],
             degree[ids],
             graph.rule,
-            alike,
+            is_same,
         )
 
     def mean(self, want_CM: Tensor) -> Mean:
-        """Eq. 1: for each client, the mean of the models of each wanted cluster that were offered around it."""
+        """Return each client's mean of the received models of each wanted cluster (Eq. 1)."""
         average = robust_mean if self.rule in ROBUST else keyed_mean
-        if not self.alike:
+        if not self.is_same_for_all:
             return average(self, want_CM)
-        wanted, place_CM = torch.unique(want_CM, return_inverse=True)
+        wanted, index_CM = torch.unique(want_CM, return_inverse=True)
         mean = average(self, wanted[None])
-        return Mean(*(part[0][place_CM.to(part.device)] for part in mean))
+        return Mean(*(part[0][index_CM.to(part.device)] for part in mean))
 
-    def mean_or_own(self, centers_CSP: Tensor) -> Tensor:
-        """For every cluster the mean of what is heard of it; where nothing is, the client's own center."""
+    def average_centers(self, centers_CSP: Tensor) -> Tensor:
+        """Return the mean of every cluster; the client's own center where nothing was received."""
         all_CS = torch.arange(centers_CSP.shape[1]).expand(len(centers_CSP), -1)
         mean = self.mean(all_CS)
         return torch.where(mean.received_CM[:, :, None], mean.model_CMP, centers_CSP)
 
-    def heard(self, c: int) -> Iterator[ReceivedModel]:
-        """The models that client c of the block received from others: those of the clusters that it wants."""
+    def received(self, c: int) -> Iterator[ReceivedModel]:
+        """Yield the models of wanted clusters that row c of the block received from others."""
         offers, wants = self.offers, self._wants(int(self.clients[c]))
-        low, high = np.searchsorted(self.receiver_H, [0, 1] if self.alike else [c, c + 1])
+        row = 0 if self.is_same_for_all else c
+        low, high = np.searchsorted(self.receiver_H, [row, row + 1])
         for n in self.sender_H[low:high]:
-            if self.sender_ids[n] == self.clients[c]:
+            sender = int(self.sender_ids[n])
+            if sender == self.clients[c]:
                 continue
             note = 0 if offers.note_C is None else int(offers.note_C[n])
             for k, cluster in enumerate(offers.cluster_CK[n].tolist()):
                 if cluster in wants:
-                    yield ReceivedModel(
-                        int(self.sender_ids[n]), note, cluster, offers.model_CKP[n, k]
-                    )
+                    yield ReceivedModel(sender, note, cluster, offers.model_CKP[n, k])
 
     def _wants(self, client: int) -> set[int]:
-        """A newcomer, which is not among those heard from, wants whatever there is."""
+        """Return the clusters that a client wants; a newcomer, which made no offer, wants all."""
         own = self.sender_ids == client
-        said = self.offers.want_CM[torch.from_numpy(own)] if own.any() else self.offers.cluster_CK
-        return set(said.flatten().tolist()) - {NOTHING}
+        wants = self.offers.want_CM[torch.from_numpy(own)] if own.any() else self.offers.cluster_CK
+        return set(wants.flatten().tolist()) - {NO_CLUSTER}
 
 
-def keyed_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
-    """The one formula that averages, sparse over the graph's edges. Simulator, cluster and peer all call it.
+def keyed_mean(received: Neighbourhood, want_CM: Tensor) -> Mean:
+    """Return the linear mean, sparse over the graph's edges; simulator, cluster and peer call it.
 
-    Every sum runs over the senders in ascending order, whatever the block, so the result does too.
+    Every sum runs over the senders in ascending order, so its bits do not depend on the block.
     """
-    matrix = mixing_matrix(heard, want_CM)
-    mean = _times(matrix, heard.offers.model_CKP.flatten(0, 1))
+    matrix = mixing_matrix(received, want_CM)
+    mean = _times(matrix, received.offers.model_CKP.flatten(0, 1))
     return _as_mean(mean, matrix, want_CM)
 
 
-def robust_mean(heard: Neighbourhood, want_CM: Tensor) -> Mean:
-    """As keyed_mean, by a rule that no matrix can express."""
-    matrix, model_AP = mixing_matrix(heard, want_CM), heard.offers.model_CKP.flatten(0, 1)
-    M, K = want_CM.shape[1], heard.offers.cluster_CK.shape[1]
+def robust_mean(received: Neighbourhood, want_CM: Tensor) -> Mean:
+    """Return the mean by a rule of robust.py, which no matrix can express."""
+    matrix, model_AP = mixing_matrix(received, want_CM), received.offers.model_CKP.flatten(0, 1)
+    M, K = want_CM.shape[1], received.offers.cluster_CK.shape[1]
     mean = model_AP.new_zeros(matrix.shape[0], model_AP.shape[1])
-    for row_R, column_RH in _rows_of_one_length(matrix, AT_ONCE // max(1, model_AP.shape[1])):
-        own_RH = heard.sender_ids[column_RH // K] == heard.clients[row_R // M][:, None]
+    for row_R, column_RH in _rows_of_one_length(matrix, MAX_ELEMENTS // max(1, model_AP.shape[1])):
+        own_RH = received.sender_ids[column_RH // K] == received.clients[row_R // M][:, None]
         row, column, own = (
             torch.from_numpy(part).to(model_AP.device) for part in (row_R, column_RH, own_RH)
         )
         with one_thread():
-            mean[row] = ROBUST[heard.rule](model_AP[column], own)
+            mean[row] = ROBUST[received.rule](model_AP[column], own)
     return _as_mean(mean, matrix, want_CM)
 
 
 def _rows_of_one_length(
-    matrix: "sparse.csr_array[np.float64]", most: int
+    matrix: CSR, max_entries: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """row_R and column_RH of the rows with H entries each, for every H above 0, at most about so many entries at a time."""
+    """Yield row_R and column_RH of the rows with H entries, for every H above 0, in chunks."""
     length = np.diff(matrix.indptr)
     for H in np.unique(length[length > 0]).tolist():
-        rows = np.flatnonzero(length == H)
-        for row_R in np.split(rows, range(step := max(1, most // H), len(rows), step)):
-            yield (
-                row_R,
-                matrix.indices[matrix.indptr[row_R][:, None] + np.arange(H)].astype(np.int64),
-            )
+        rows, step = np.flatnonzero(length == H), max(1, max_entries // H)
+        for row_R in np.split(rows, range(step, len(rows), step)):
+            column_RH = matrix.indices[matrix.indptr[row_R][:, None] + np.arange(H)]
+            yield row_R, column_RH.astype(np.int64)
 
 
-def _as_mean(mean: Tensor, matrix: "sparse.csr_array[np.float64]", want_CM: Tensor) -> Mean:
+def _as_mean(mean: Tensor, matrix: CSR, want_CM: Tensor) -> Mean:
     count = torch.from_numpy(np.diff(matrix.indptr)).reshape(want_CM.shape)
     return Mean(mean.reshape(*want_CM.shape, mean.shape[1]), count.to(mean.device) > 0)
 
 
-def mixing_matrix(heard: Neighbourhood, want_CM: Tensor) -> "sparse.csr_array[np.float64]":
-    """The rows of W: [C M, N K], each non-empty one with sum 1."""
-    offered_NK, want = heard.offers.cluster_CK.cpu().numpy(), want_CM.cpu().numpy()
+def mixing_matrix(received: Neighbourhood, want_CM: Tensor) -> CSR:
+    """Return the rows of W, [C M, N K]; each row with an entry sums to 1."""
+    offered_NK, want = received.offers.cluster_CK.cpu().numpy(), want_CM.cpu().numpy()
     (C, M), (N, K) = want.shape, offered_NK.shape
-    h, m, k = np.nonzero(
-        offered_NK[heard.sender_H][:, None, :] == want[heard.receiver_H][:, :, None]
-    )
-    hearer, sender = heard.receiver_H[h], heard.sender_H[h]
-    row = hearer * M + m
-    link = _links(heard, hearer, sender, k, row)
+    offered_HK, want_HM = offered_NK[received.sender_H], want[received.receiver_H]
+    h, m, k = np.nonzero(offered_HK[:, None, :] == want_HM[:, :, None])
+    receiver, sender = received.receiver_H[h], received.sender_H[h]
+    row = receiver * M + m
+    link = _link_weights(received, receiver, sender, k, row)
     share = link / np.bincount(row, link)[row]
     order = np.lexsort((k, sender, row))
     start = np.searchsorted(row[order], np.arange(C * M + 1))
     return sparse.csr_array((share[order], (sender * K + k)[order], start), shape=(C * M, N * K))
 
 
-def _links(
-    heard: Neighbourhood,
-    hearer: NDArray[np.int64],
+def _link_weights(
+    received: Neighbourhood,
+    receiver: NDArray[np.int64],
     sender: NDArray[np.int64],
     k: NDArray[np.int64],
     row: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """How much each heard model counts, before a row is made to sum to 1."""
-    if heard.rule == "examples":
-        link = heard.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
-        return np.where(
-            np.bincount(row, link)[row] > 0, link, 1.0
-        )  # no example behind any of a row: all alike
-    if heard.rule != "metropolis":
+    """Return the weight of each received model before its row is normalised to 1."""
+    if received.rule == "examples":
+        link = received.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
+        has_examples = np.bincount(row, link)[row] > 0
+        return np.where(has_examples, link, 1.0)
+    if received.rule != "metropolis":
         return np.ones(len(sender))
-    link = 1.0 / (1.0 + np.maximum(heard.degree_C[hearer], heard.degree_N[sender]))
-    own = heard.sender_ids[sender] == heard.clients[hearer]
+    link = 1.0 / (1.0 + np.maximum(received.degree_C[receiver], received.degree_N[sender]))
+    own = received.sender_ids[sender] == received.clients[receiver]
     others = np.bincount(row[~own], link[~own], minlength=row.max(initial=0) + 1)
     return np.where(own, 1.0 - others[row], link)
 
 
-def _times(matrix: "sparse.csr_array[np.float64]", dense: Tensor) -> Tensor:
+def _times(matrix: CSR, dense: Tensor) -> Tensor:
     if dense.device.type == "cpu":
-        numbers = dense.detach().contiguous().numpy()
-        return torch.from_numpy(matrix.astype(numbers.dtype) @ numbers)
+        rows = dense.detach().contiguous().numpy()
+        return torch.from_numpy(matrix.astype(rows.dtype) @ rows)
     start, column, share = (
         torch.from_numpy(part).to(dense.device)
         for part in (matrix.indptr, matrix.indices, matrix.data)
     )
-    rows: Tensor = (
-        torch.sparse_csr_tensor(start, column, share.to(dense.dtype), matrix.shape) @ dense
-    )
-    return rows
+    weights = torch.sparse_csr_tensor(start, column, share.to(dense.dtype), matrix.shape)
+    product: Tensor = weights @ dense
+    return product

@@ -1,6 +1,6 @@
-"""Who hears whom in one round.
+"""The communication graph of one round: who receives from whom.
 
-Shapes: N clients, H pairs (a client, somebody it hears, itself included).
+Shapes: N clients, H pairs of a receiver and one of its senders, itself included.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Graph:
-    """Closed neighbourhoods of N clients: whom each one hears, itself included, in ascending order. The order fixes the
-    order of every sum.
+    """Closed neighbourhoods of N clients, each in ascending order, which fixes the order of sums.
 
-    lists    offset and member: client i hears member[offset[i]:offset[i + 1]]; None: everyone hears everyone
-    rule     how a mean weighs what it hears: all alike (Eq. 1), by Metropolis-Hastings, by the examples behind it, or so
-             that a liar does little (robust.py)
-    server   true for a star: everyone hears everyone, but through a server, which changes only what is sent
+    lists    offset and member: client i receives from member[offset[i]:offset[i + 1]], itself
+             included; None: all clients receive from all
+    rule     the aggregation rule: equal weights (Eq. 1), Metropolis-Hastings weights, weights by
+             the number of examples, or a robust mean (robust.py)
+    server   whether it is a star: all clients receive from all, but through a server, which
+             changes only what is sent
     """
 
     clients: int
@@ -38,42 +39,40 @@ class Graph:
         rule: LinkRule = "uniform",
         server: bool = False,
     ) -> "Graph":
-        pair = np.array(
-            edges if isinstance(edges, np.ndarray) else list(edges), dtype=np.int64
-        ).reshape(-1, 2)
+        """Return the graph with these undirected edges; loops and repetitions do not count."""
+        rows = edges if isinstance(edges, np.ndarray) else list(edges)
+        pair = np.array(rows, dtype=np.int64).reshape(-1, 2)
         pair = pair[pair[:, 0] != pair[:, 1]]
         own = np.arange(n, dtype=np.int64)
-        hearer = np.concatenate([own, pair[:, 0], pair[:, 1]])
-        heard = np.concatenate([own, pair[:, 1], pair[:, 0]])
-        entry = np.unique(hearer * n + heard)
+        receiver = np.concatenate([own, pair[:, 0], pair[:, 1]])
+        sender = np.concatenate([own, pair[:, 1], pair[:, 0]])
+        entry = np.unique(receiver * n + sender)
         offset = np.searchsorted(entry, np.arange(n + 1, dtype=np.int64) * n)
         return cls(n, (offset.astype(np.int64), entry % n), rule, server)
 
     @classmethod
     def complete(cls, n: int, rule: LinkRule = "uniform", server: bool = False) -> "Graph":
-        """Everyone hears everyone, without a list of N x N pairs."""
+        """Return the complete graph without a list of N x N pairs."""
         return cls(n, None, rule, server)
 
     @property
     def is_complete(self) -> bool:
+        """Whether the graph was made as a complete one, without lists."""
         return self.lists is None
 
     @property
     def offset(self) -> Ints:
-        return (
-            np.arange(self.clients + 1, dtype=np.int64) * self.clients
-            if self.lists is None
-            else self.lists[0]
-        )
+        """The start of each client's senders in `member`, and the end of the last one's."""
+        if self.lists is not None:
+            return self.lists[0]
+        return np.arange(self.clients + 1, dtype=np.int64) * self.clients
 
     @property
     def member(self) -> Ints:
-        """Of a complete graph N x N numbers, made anew."""
-        return (
-            np.tile(np.arange(self.clients, dtype=np.int64), self.clients)
-            if self.lists is None
-            else self.lists[1]
-        )
+        """The senders of all clients, one client after the other; N x N of a complete graph."""
+        if self.lists is not None:
+            return self.lists[1]
+        return np.tile(np.arange(self.clients, dtype=np.int64), self.clients)
 
     @property
     def degree(self) -> Ints:
@@ -81,25 +80,30 @@ class Graph:
         return np.diff(self.offset) - 1
 
     def closed(self, i: int) -> Ints:
+        """Return client i and its neighbours, ascending."""
         if self.lists is None:
             return np.arange(self.clients, dtype=np.int64)
         offset, member = self.lists
         return member[offset[i] : offset[i + 1]]
 
     def neighbours(self, i: int) -> Ints:
+        """Return the neighbours of client i, ascending."""
         return np.setdiff1d(self.closed(i), [i], assume_unique=True)
 
     def pairs(self, clients: Sequence[int] | Ints) -> tuple[Ints, Ints]:
-        """receiver_H, the place of each hearer among these clients, ascending, and heard_H, whom it hears, ascending too."""
+        """Return receiver_H and sender_H, ascending by receiver, then by sender.
+
+        A receiver is a row in `clients`, a sender is a client's id.
+        """
         ids = np.asarray(clients, dtype=np.int64)
         count = self.degree[ids] + 1
         receiver_H = np.repeat(np.arange(len(ids)), count)
         first = self.offset[ids] - (np.cumsum(count) - count)
-        place_H = np.arange(len(receiver_H)) + first[receiver_H]
-        return receiver_H, place_H % self.clients if self.lists is None else self.lists[1][place_H]
+        index_H = np.arange(len(receiver_H)) + first[receiver_H]
+        return receiver_H, index_H % self.clients if self.lists is None else self.lists[1][index_H]
 
     def edges(self) -> Ints:
-        """Every edge once, as rows (i, j) with i < j."""
-        hearer, heard = self.pairs(range(self.clients))
-        once = hearer < heard
-        return np.stack([hearer[once], heard[once]], axis=1)
+        """Return every edge once, as rows (i, j) with i < j."""
+        receiver, sender = self.pairs(range(self.clients))
+        is_first = receiver < sender
+        return np.stack([receiver[is_first], sender[is_first]], axis=1)

@@ -1,7 +1,9 @@
-"""What one exchange sends: every model by sender, receiver and cluster.
+"""The ledger of one exchange: every model that is sent, by sender, receiver and cluster.
 
-First everybody tells its neighbours which clusters it offers and wants, in a few bytes; then a model goes only to those
-that want its cluster. Shapes: N clients, K models offered by each, M clusters wanted by each, T transfers.
+All clients first announce to their neighbours which clusters they offer and want, in a few bytes;
+then a model goes only to the neighbours that want its cluster.
+
+Shapes: N clients, K models offered by each, M clusters wanted by each, T transfers.
 """
 
 from dataclasses import dataclass
@@ -12,32 +14,47 @@ from numpy.typing import NDArray
 
 from fedspd.core.graph import Graph
 
-SERVER = -1
-NOTHING = -1  # the cluster of an offer that is not made
-HEADER = 16  # bytes of an announcement besides the clusters: round and note
-CLUSTER = 4  # bytes of a cluster's number
+SERVER = -1  # a star's server, where a client's id is expected
+NO_CLUSTER = -1  # the cluster of an offer that is not made
+HEADER_BYTES = 16  # of an announcement besides the clusters: round and note
+CLUSTER_ID_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Traffic:
-    transfer_T3: NDArray[np.int64]  # sender, receiver, cluster of every model, point to point
-    copies: int  # models sent if one sending reaches all neighbours (multicast)
-    announcements: int  # directed edges that an announcement crosses
+    """What one exchange sends.
+
+    transfer_T3          sender, receiver and cluster of every model, sent point to point
+    copies               models sent by multicast, where one sending reaches all neighbours
+    announcements        directed edges that an announcement crosses
+    announcement_bytes   size of one announcement
+    model_bytes          size of one model, or of the few numbers that are sent instead
+    is_model             whether the exchange carries models
+    """
+
+    transfer_T3: NDArray[np.int64]
+    copies: int
+    announcements: int
     announcement_bytes: int
     model_bytes: int
-    is_model: bool = True  # whether what was sent counts as models
+    is_model: bool = True
 
     @property
     def point_to_point_bytes(self) -> int:
-        return (
-            len(self.transfer_T3) * self.model_bytes + self.announcements * self.announcement_bytes
-        )
+        """Bytes sent if every receiver gets its own copy."""
+        return len(self.transfer_T3) * self.model_bytes + self._announced_bytes
 
     @property
     def multicast_bytes(self) -> int:
-        return self.copies * self.model_bytes + self.announcements * self.announcement_bytes
+        """Bytes sent if one sending reaches all neighbours."""
+        return self.copies * self.model_bytes + self._announced_bytes
+
+    @property
+    def _announced_bytes(self) -> int:
+        return self.announcements * self.announcement_bytes
 
     def as_json(self) -> dict[str, Any]:
+        """Return the entry of an event's `traffic`."""
         return {
             "models": self.transfer_T3.tolist(),
             "model_bytes": self.model_bytes,
@@ -55,7 +72,8 @@ def traffic(
     model_bytes: int,
     is_model: bool = True,
 ) -> Traffic:
-    announcement = HEADER + CLUSTER * (cluster_NK.shape[1] + want_NM.shape[1])
+    """Return what is sent where clients offer and want these clusters."""
+    announcement = HEADER_BYTES + CLUSTER_ID_BYTES * (cluster_NK.shape[1] + want_NM.shape[1])
     if graph.server:
         transfer, copies = _through_server(cluster_NK, want_NM)
         links = len(cluster_NK)
@@ -68,25 +86,24 @@ def _between_neighbours(
     graph: Graph, cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], int, int]:
     """Return the transfers, the copies by multicast and the number of directed edges."""
-    hearer, heard = graph.pairs(range(graph.clients))
-    edge = np.stack([heard, hearer])[:, heard != hearer]
-    sender, receiver = edge
+    receiver, sender = graph.pairs(range(graph.clients))
+    is_edge = sender != receiver
+    receiver, sender = receiver[is_edge], sender[is_edge]
     wanted_TK = (cluster_NK[sender][:, :, None] == want_NM[receiver][:, None, :]).any(2)
     t, k = np.nonzero(wanted_TK)
     transfer = np.stack([sender[t], receiver[t], cluster_NK[sender[t], k]], axis=1)
     copies = len(np.unique(sender[t] * cluster_NK.shape[1] + k))
-    return transfer, copies, edge.shape[1]
+    return transfer, copies, len(sender)
 
 
 def _through_server(
     cluster_NK: NDArray[np.int64], want_NM: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], int]:
     """Return the transfers and the copies by multicast: models go up, and wanted means go down."""
-    sender, k = np.nonzero(cluster_NK != NOTHING)
+    sender, k = np.nonzero(cluster_NK != NO_CLUSTER)
     receiver, m = np.nonzero(np.isin(want_NM, cluster_NK))
     up, down = cluster_NK[sender, k], want_NM[receiver, m]
-    server_up, server_down = np.full(len(up), SERVER), np.full(len(down), SERVER)
-    transfer = np.concatenate(
-        [np.stack([sender, server_up, up], axis=1), np.stack([server_down, receiver, down], axis=1)]
-    )
+    to_server = np.stack([sender, np.full(len(up), SERVER), up], axis=1)
+    from_server = np.stack([np.full(len(down), SERVER), receiver, down], axis=1)
+    transfer = np.concatenate([to_server, from_server])
     return transfer, len(up) + len(np.unique(down))

@@ -69,7 +69,7 @@ def test_what_a_node_hears_and_its_mean_are_the_simulators_to_the_bit(
         simulated, found = Neighbourhood.of(graph, [i], asked), heard_by(i, graph, asked)
         for one, other in zip(found.mean(want_CM), simulated.mean(want_CM), strict=True):
             assert torch.equal(one, other)
-        for one, other in zip(found.heard(0), simulated.heard(0), strict=True):
+        for one, other in zip(found.received(0), simulated.received(0), strict=True):
             assert one[:3] == other[:3]
             assert torch.equal(one.model_P, other.model_P)
 

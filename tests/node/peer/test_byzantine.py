@@ -10,7 +10,7 @@ import torch
 
 from fedspd.config import ExperimentConfig, as_dict, validate
 from fedspd.core.errors import RejectedError, TransportError
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.experiment.build import build_experiment
 from fedspd.node.identity.manifest import Manifest, Member
 from fedspd.node.peer.context import NodeContext
@@ -172,7 +172,7 @@ class InFedSPD(Liar):
 
 def test_a_neighbour_that_announces_no_cluster_does_not_lead_the_labels(tmp_path: Path) -> None:
     """With the lowest note of all, but no model that labels could be matched with."""
-    nobody = InFedSPD(lambda t: at(t, clusters=(NOTHING,), weights=(1.0,), note=-5), refuse)
+    nobody = InFedSPD(lambda t: at(t, clusters=(NO_CLUSTER,), weights=(1.0,), note=-5), refuse)
     for one in asyncio.run(two_honest(nobody, tmp_path)):
         assert [
             event["round"] for event in one.journal.record.events() if event["event"] == "round"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import LinkRule
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.node.peer.inbox import Moment
 from fedspd.node.wire.messages import Announcement, Offer, Request
 
@@ -35,7 +35,7 @@ def announcement(moment: Moment, asked: Exchange, degree: int) -> Announcement:
 
 def wanted(asked: Exchange, said: Announcement) -> tuple[int, ...]:
     """The clusters that are both wanted here and offered there."""
-    wants = set(asked.want_CM[0].tolist()) - {NOTHING}
+    wants = set(asked.want_CM[0].tolist()) - {NO_CLUSTER}
     return tuple(dict.fromkeys(cluster for cluster in said.clusters if cluster in wants))
 
 
@@ -74,7 +74,7 @@ def neighbourhood(
 
 def _stacked(asked: Exchange, rows: list[Answer]) -> Exchange:
     model_NKP = asked.model_CKP.new_zeros(len(rows), *asked.model_CKP.shape[1:])
-    cluster_NK = torch.full(model_NKP.shape[:2], NOTHING)
+    cluster_NK = torch.full(model_NKP.shape[:2], NO_CLUSTER)
     for n, row in enumerate(rows):
         fetched = [
             k

@@ -8,7 +8,7 @@ import torch
 
 from fedspd.core.errors import NodeError
 from fedspd.core.exchange import Exchange, Neighbourhood
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.node.peer.answers import Answer, neighbourhood
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
@@ -149,7 +149,7 @@ class Peer:
     def _settle(self, clusters: tuple[int, ...], answers: list[Answer]) -> None:
         plan, K = self.runner.plan, len(clusters)
         nothing, no_model = (
-            torch.full((1, K), NOTHING),
+            torch.full((1, K), NO_CLUSTER),
             torch.zeros(1, K, plan.learner.size, dtype=plan.learner.dtype),
         )
         asked = Exchange(

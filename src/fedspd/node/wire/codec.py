@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedspd.core.errors import MalformedError, MissingExtraError
-from fedspd.core.ledger import NOTHING
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.node.identity.manifest import NAME, Manifest
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request
 
@@ -171,8 +171,8 @@ def _hello(rules: WireLimits, raw: pb.Hello) -> Hello:
 
 def _announcement(rules: WireLimits, raw: pb.Announcement) -> Announcement:
     _within("exchange", raw.exchange, 0, LARGEST)
-    _check_clusters(rules, "clusters", raw.clusters, least=NOTHING)
-    _check_clusters(rules, "wants", raw.wants, least=NOTHING)
+    _check_clusters(rules, "clusters", raw.clusters, least=NO_CLUSTER)
+    _check_clusters(rules, "wants", raw.wants, least=NO_CLUSTER)
     if len(raw.weights) != len(raw.clusters):
         raise InvalidMessageError(
             "weights",
@@ -217,7 +217,7 @@ def _check_clusters(rules: WireLimits, name: str, clusters: Sequence[int], least
         )
     for cluster in clusters:
         _within(name, cluster, least, rules.clusters - 1)
-    named = [cluster for cluster in clusters if cluster != NOTHING]
+    named = [cluster for cluster in clusters if cluster != NO_CLUSTER]
     if len(set(named)) < len(named):
         raise InvalidMessageError(name, f"{name} = {named}: expected each cluster once.")
 
