@@ -210,6 +210,16 @@ def test_a_folder_that_is_no_run(capsys, here):
     assert list((here / "photos").iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [["run", "--resume"], ["report"]])
+def test_command_refuses_a_run_folder_of_another_format(capsys, command):
+    RunFolder.create(Path("a")).begin({"format": 2, "versions": {"fedspd": "0.9.5"}})
+    assert guarded([*command, "a"]) == 2
+    assert capsys.readouterr().err == (
+        "fedspd: 'a/run.json': format = 2, written by fedspd 0.9.5; expected 1. "
+        "Install that version, or start again in another folder.\n"
+    )
+
+
 def test_resume_takes_no_other_settings(capsys):
     assert guarded(["run", "rounds=3", "--resume", "a"]) == 2
     assert "--resume continues a run as it was started" in capsys.readouterr().err

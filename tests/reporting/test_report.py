@@ -53,8 +53,7 @@ def write_run(
     clients = [{"train": {"counts": [3, 1]}}, {"train": {"counts": [1, 3]}}]
     command = ["/bin/fedspd", "compare", "x.toml"]
     versions, machine = {"python": "3.11", "fedspd": "0.1.0"}, {"system": "Linux"}
-    record.write(
-        "run.json",
+    record.begin(
         {"config": settings, "versions": versions, "machine": machine, "command": command},
     )
     record.write(

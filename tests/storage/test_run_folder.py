@@ -18,7 +18,7 @@ from fedspd.storage.run_folder import RunFolder
 def record(tmp_path):
     record = RunFolder.create(tmp_path / "run")
     yield record
-    record.release()
+    record.unlock()
 
 
 def save(record, round, clients=range(3)):
@@ -48,8 +48,8 @@ def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_a_run_folder_says_how_to_continue(record):
-    record.write("run.json", {})
-    record.release()
+    record.begin({})
+    record.unlock()
     with pytest.raises(
         StorageError, match=f"continue it with 'fedspd run --resume {record.folder}'"
     ):
@@ -57,12 +57,12 @@ def test_a_run_folder_says_how_to_continue(record):
 
 
 def test_an_empty_folder_and_one_whose_start_was_cut_short_are_taken(tmp_path):
-    RunFolder.create(tmp_path).release()
+    RunFolder.create(tmp_path).unlock()
     assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoints"]
     again = RunFolder.create(tmp_path)
-    again.write("run.json", {"begun": True})
-    again.release()
-    assert RunFolder.open(tmp_path).read("run.json") == {"begun": True}
+    again.begin({"begun": True})
+    again.unlock()
+    assert RunFolder.open(tmp_path).read("run.json")["begun"]
 
 
 def test_a_folder_that_is_no_run(tmp_path):
@@ -78,10 +78,10 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         RunFolder.create(tmp_path / "file" / "run")
 
 
-def _try_to_hold(folder, answer):
+def _try_to_lock(folder, answer):
     try:
-        RunFolder(folder).hold()
-        answer.put("held")
+        RunFolder(folder).lock()
+        answer.put("locked")
     except StorageError as error:
         answer.put(str(error))
 
@@ -89,11 +89,11 @@ def _try_to_hold(folder, answer):
 def test_one_process_at_a_time(record):
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
-    other = context.Process(target=_try_to_hold, args=(record.folder, answer))
+    other = context.Process(target=_try_to_lock, args=(record.folder, answer))
     other.start()
     assert "is in use by another process: wait for it, or stop it." in answer.get(timeout=20)
-    record.release()
-    RunFolder(record.folder).hold().release()
+    record.unlock()
+    RunFolder(record.folder).lock().unlock()
 
 
 # ---- documents
@@ -121,6 +121,50 @@ def test_a_document_that_cannot_be_written_leaves_the_old_one(record):
     with pytest.raises(ValueError, match="not JSON compliant"):
         record.write("result.json", {"accuracy": float("nan")})
     assert record.read("result.json") == {"accuracy": 1}
+
+
+# ---- the format
+
+
+def set_format(path, number):
+    """Write the file again as another version of fedspd would have: with `number`, or without."""
+    content = json.loads(path.read_text())
+    content["versions"]["fedspd"] = "0.9.5"
+    content["format"] = number
+    if number is None:
+        del content["format"]
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("number", [0, 2, None])
+def test_run_folder_of_another_format_is_refused(record, number):
+    record.begin({})
+    set_format(record.folder / "run.json", number)
+    with pytest.raises(StorageError) as caught:
+        RunFolder.open(record.folder)
+    assert str(caught.value) == (
+        f"'{record.folder / 'run.json'}': format = {json.dumps(number)}, written by fedspd 0.9.5; "
+        "expected 1. Install that version, or start again in another folder."
+    )
+
+
+@pytest.mark.parametrize("number", [0, 2, None])
+def test_checkpoint_of_another_format_is_refused(record, number):
+    save(record, 1)
+    path = record.folder / "checkpoints/round-000001/checkpoint.json"
+    set_format(path, number)
+    with pytest.raises(StorageError) as caught:
+        record.latest()
+    assert str(caught.value) == (
+        f"'{path}': format = {json.dumps(number)}, written by fedspd 0.9.5; expected 1. "
+        "Install that version, or start again in another folder."
+    )
+
+
+def test_run_folder_that_names_no_version_is_refused(record):
+    (record.folder / "run.json").write_text("{}")
+    with pytest.raises(StorageError, match="written by fedspd of an unknown version; expected 1"):
+        RunFolder.open(record.folder)
 
 
 # ---- events
@@ -349,7 +393,7 @@ def _in_small_files(work, folder):
 def _small_files(work, folder, answer):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:
-        work(RunFolder(folder).hold())
+        work(RunFolder(folder).lock())
         answer.put("written")
     except StorageError as error:
         answer.put(str(error))
@@ -366,10 +410,10 @@ def _large_event(record):
 
 @pytest.mark.parametrize("work", [_large_checkpoint, _large_event])
 def test_what_the_disk_refuses_is_a_sentence_and_leaves_the_rest_whole(record, work):
-    record.write("run.json", {})
+    record.begin({})
     record.append({"round": 1})
     save(record, 1)
-    record.release()
+    record.unlock()
     sentence = _in_small_files(work, record.folder)
     assert sentence.startswith(f"The run folder '{record.folder}' could not be written (")
     assert "File too large" in sentence

@@ -18,13 +18,14 @@ def status_of(folder: Path) -> Json:
         raise StorageError(
             f"There are no rounds of a node in '{folder}': start it with 'fedspd node run', or say where they are with --state."
         )
-    name = RunFolder(folder).read("run.json").get("node")
+    record = RunFolder.open(folder)
+    name = record.read("run.json").get("node")
     found = ask(folder)
     if (
         found is not None and found.get("node") == name
     ):  # a port may have gone from a node that was killed to another
         return found
-    last = next(reversed(list(RunFolder(folder).events())), {})
+    last = next(reversed(list(record.events())), {})
     return {
         "node": name,
         "running": False,

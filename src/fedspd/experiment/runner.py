@@ -83,7 +83,7 @@ def run(
         try:
             _train(experiment, record, make, [Recorder(record), *callbacks])
         finally:
-            record.release()
+            record.unlock()
     return Result(folder, experiment, record.read("result.json"), temporary)
 
 
@@ -112,13 +112,12 @@ def _resumed_config(folder: Path, given: Any) -> ExperimentConfig:
 def _open(folder: Path, experiment: Experiment, resume: bool) -> RunFolder:
     if resume:
         _check_same(RunFolder.open(folder), experiment)
-        return RunFolder.open(folder).hold()
-    documents = _documents(
-        experiment
-    )  # first: what can still be refused is refused before there is a folder
+        return RunFolder.open(folder).lock()
+    documents, about = _documents(experiment), _about(experiment)  # refuse before there is a folder
     record = RunFolder.create(folder)
     for name, content in documents.items():
         record.write(name, content)
+    record.begin(about)
     return record
 
 
@@ -147,14 +146,13 @@ def _hashes(experiment: Experiment) -> dict[str, str]:
 
 
 def _documents(experiment: Experiment) -> dict[str, Json | str]:
-    """What a run folder says of its run, by file; run.json comes last, and with it the run has begun."""
+    """Return the documents of a run folder besides run.json, by file name."""
     config, graph = experiment.config, experiment.topology.at(1)
     described = topology.describe(experiment.topology, Key(config.seed), config.clusters)
     return {
         "config.toml": as_toml(config),
         "partition.json": experiment.federation.description,
         "topology.json": {**described, "list": [] if graph.server else graph.edges().tolist()},
-        "run.json": _about(experiment),
     }
 
 

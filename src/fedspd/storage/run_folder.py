@@ -2,7 +2,7 @@
 
 RUN/
   config.toml       the resolved config; `fedspd run RUN/config.toml` repeats the run
-  run.json          versions, machine, hashes of config and data
+  run.json          format number, versions, machine, hashes of config and data
   partition.json    who got which examples
   events.jsonl      one line per round
   checkpoints/      round-000012/: checkpoint.json, part-*.safetensors; the newest whole one counts
@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
@@ -31,6 +32,7 @@ from fedspd.storage.atomic import (
 from fedspd.storage.lock import Lock
 
 LOCK_TIMEOUT_SECONDS = 2.0
+FORMAT = 1  # of run.json and checkpoint.json; raise it when other versions cannot read the folder
 
 
 class RunFolder:
@@ -45,11 +47,11 @@ class RunFolder:
         _refuse_unless_vacant(folder)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        record = cls(folder).hold()  # makes the folder ours before there is anything else in it
+        record = cls(folder).lock()  # makes the folder ours before there is anything else in it
         try:
             _refuse_unless_vacant(folder)  # nor has somebody else begun a run here while we waited
         except StorageError:
-            record.release()
+            record.unlock()
             raise
         with disk_errors(folder):
             (folder / "checkpoints").mkdir(exist_ok=True)
@@ -59,9 +61,10 @@ class RunFolder:
     def open(cls, folder: Path) -> "RunFolder":
         if not (folder / "run.json").exists():
             raise StorageError(f"'{folder}' is not a run folder: there is no run.json in it.")
+        check_format(folder / "run.json", read_json(folder / "run.json"))
         return cls(folder)
 
-    def hold(self) -> "RunFolder":
+    def lock(self) -> "RunFolder":
         """The workers of a run that was killed may hold its folder for a moment more."""
         with disk_errors(self.folder):
             (self.folder / ".lock").touch()
@@ -70,12 +73,16 @@ class RunFolder:
         self._lock = lock
         return self
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     # ---- documents
+
+    def begin(self, about: Json) -> None:
+        """Write run.json, stamped with the format: from now on the folder holds a run."""
+        self.write("run.json", {**stamp(), **about})
 
     def write(self, name: str, content: Json | str) -> None:
         with disk_errors(self.folder):
@@ -129,7 +136,7 @@ class RunFolder:
                 sums = {part.name: sha256_of(part) for part in sorted(draft.glob("*.safetensors"))}
                 write_atomically(
                     draft / "checkpoint.json",
-                    seal({**content, "events": self._events_size(), "parts": sums}),
+                    seal({**stamp(), **content, "events": self._events_size(), "parts": sums}),
                 )
                 shutil.rmtree(final, ignore_errors=True)
                 sync(draft)
@@ -157,6 +164,7 @@ class RunFolder:
             return None
         folder = found[-1]
         content = read_json(folder / "checkpoint.json")
+        check_format(folder / "checkpoint.json", content)
         if seal({key: value for key, value in content.items() if key != "sha256"}) != (
             folder / "checkpoint.json"
         ).read_text("utf-8"):
@@ -185,6 +193,22 @@ class RunFolder:
             )
         if found > size:
             os.truncate(path, size)
+
+
+def stamp() -> Json:
+    """Return the fields that say which format a file has and which fedspd wrote it."""
+    return {"format": FORMAT, "versions": {"fedspd": version("fedspd")}}
+
+
+def check_format(path: Path, content: Json) -> None:
+    """Refuse a file that was written in an older or newer format."""
+    if (found := content.get("format")) == FORMAT:
+        return
+    writer = content.get("versions", {}).get("fedspd", "of an unknown version")
+    raise StorageError(
+        f"'{path}': format = {json.dumps(found)}, written by fedspd {writer}; expected {FORMAT}. "
+        "Install that version, or start again in another folder."
+    )
 
 
 def _refuse_unless_vacant(folder: Path) -> None:

@@ -127,6 +127,18 @@ def test_before_the_last_round_there_are_answers_but_no_model_of_its_own(
         export.export(bundle, tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize("command", [["export", "--to", "model.onnx"], ["status"], ["run"]])
+def test_command_refuses_a_journal_of_another_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    bundle = bundle_of(tmp_path / "plant")
+    folder = RunFolder.create(bundle / "state")
+    folder.begin({"format": 2, "versions": {"fedspd": "0.9.5"}})
+    folder.unlock()
+    assert guarded(["node", *command, "--bundle", str(bundle)]) == 2
+    assert "format = 2, written by fedspd 0.9.5; expected 1. Install" in capsys.readouterr().err
+
+
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path / "plant")
     with pytest.raises(

@@ -162,7 +162,7 @@ def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path:
     with pytest.raises(StorageError, match=r"run\.json' cannot be read \(File name too long\)"):
         status_of(tmp_path / (300 * "a"))
     record = RunFolder(tmp_path)
-    record.write("run.json", {"node": "a"})
+    record.begin({"node": "a"})
     stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
     assert status_of(tmp_path) == stopped
     assert served(STATUS, tmp_path, lambda port: status_of(tmp_path)) == STATUS
@@ -176,13 +176,13 @@ def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path:
 
 
 def test_a_port_that_has_gone_to_another_node_is_not_believed(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write("run.json", {"node": "z"})
+    RunFolder(tmp_path).begin({"node": "z"})
     assert served(STATUS, tmp_path, lambda port: status_of(tmp_path))["running"] is False
 
 
 @pytest.mark.parametrize("said", [[], None, "node", 7])
 def test_a_port_that_has_gone_to_another_service_is_not_believed(tmp_path: Path, said: Any) -> None:
-    RunFolder(tmp_path).write("run.json", {"node": "a"})
+    RunFolder(tmp_path).begin({"node": "a"})
     assert served(said, tmp_path, lambda port: status_of(tmp_path))["running"] is False
 
 

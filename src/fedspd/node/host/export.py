@@ -44,7 +44,7 @@ def finished(bundle: Path, state: Path | None = None) -> BlockRunner:
         )
     check_same(RunFolder.open(folder), part_in(manifest, me.name))
     runner = BlockRunner(_without_examples(manifest, me.client))
-    record = RunFolder.open(folder).hold()
+    record = RunFolder.open(folder).lock()
     try:
         latest = record.latest()
         if latest is None:
@@ -53,7 +53,7 @@ def finished(bundle: Path, state: Path | None = None) -> BlockRunner:
             )
         runner.load(latest[0])
     finally:
-        record.release()
+        record.unlock()
     return runner
 
 

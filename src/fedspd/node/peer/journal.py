@@ -19,15 +19,15 @@ class Journal:
         """`about` says what the node takes part in; a folder of something else is refused."""
         if (folder / "run.json").exists():
             check_same(RunFolder.open(folder), about)
-            self.record = RunFolder.open(folder).hold()
+            self.record = RunFolder.open(folder).lock()
         else:
             self.record = RunFolder.create(folder)
-            self.record.write("run.json", about)
+            self.record.begin(about)
         self.last: Json = {}
         self._data: Json = {}  # what identifies the examples that the state speaks of
 
     def close(self) -> None:
-        self.record.release()
+        self.record.unlock()
 
     def restore(self, runner: BlockRunner, newcomer: bool) -> int:
         """The rounds that are done, with the state after them; a newcomer without any has no state yet."""
