@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from fedspd.config import METHOD_TABLES, Config
+from fedspd.config import METHOD_TABLES, ExperimentConfig
 from fedspd.core.options import Options
 
 HEAD = """# Config reference
@@ -26,11 +26,11 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 def reference() -> str:
     sections = [section(f"`[{name}]`", f"{name}.", table) for name, table in tables()]
-    return "\n".join([HEAD, section("Top level", "", Config), *sections])
+    return "\n".join([HEAD, section("Top level", "", ExperimentConfig), *sections])
 
 
 def tables() -> Iterator[tuple[str, type[Options]]]:
-    for name, field in Config.model_fields.items():
+    for name, field in ExperimentConfig.model_fields.items():
         if table := nested(field):
             yield name, table
 

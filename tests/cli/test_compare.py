@@ -272,14 +272,17 @@ BAD = {
     "no seed": (["compare", "--seeds", "0"], "--seeds 0: expected at least 1."),
     "unknown method": (
         ["compare", "--methods", "fedspd,fedagv"],
-        "method = 'fedagv': there is no such method; did you mean 'fedavg'?",
+        "method = 'fedagv': unknown method; did you mean 'fedavg'?",
     ),
     "another method's option": (
         ["compare", "fedavg.lambda=3"],
-        "Unknown key 'fedavg.lambda': 'lambda' belongs to fedsoft, pfedme.",
+        "Unknown key 'fedavg.lambda': 'lambda' is an option of fedsoft, pfedme.",
     ),
     "no method": (["compare", "--methods", ","], "--methods: expected at least one method."),
-    "no config": (["compare", "none.toml"], "The config 'none.toml' does not exist."),
+    "no config": (
+        ["compare", "none.toml"],
+        "config = 'none.toml': no such file; expected a TOML file.",
+    ),
     "missing data": (["compare", "data.name=mnist"], "fedspd data get mnist"),
     "nothing to sweep": (
         ["sweep", "clients=6"],

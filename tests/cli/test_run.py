@@ -98,10 +98,10 @@ def test_small_and_odd_networks(settings, capsys):
 
 BAD = {
     "misspelt key": (["topolgy.degree=4"], "Unknown key 'topolgy': did you mean 'topology'?"),
-    "wrong type": (["rounds=many"], 'rounds = "many": expected a whole number.'),
+    "wrong type": (["rounds=many"], 'rounds = "many": expected an integer.'),
     "p > 1": (
         ["topology.probability=1.5"],
-        "topology.probability = 1.5 is not a probability: give a number from 0 to 1.",
+        "topology.probability = 1.5: expected a number less than or equal to 1.",
     ),
     "S > examples": (
         ["clusters=21"],
@@ -109,18 +109,24 @@ BAD = {
     ),
     "degree >= N": (
         ["topology.degree=6"],
-        "topology.degree = 6 is impossible with clients = 6: give a number above 0 and at most 5.",
+        "topology.degree = 6: too large for clients = 6; expected at most 5.",
     ),
-    "more clients than examples": (["clients=2000"], "There are 2000 clients"),
+    "more clients than examples": (["clients=2000"], "clients + holdout_clients = 2000: "),
     "missing dataset": (["data.name=mnist"], "fedspd data get mnist"),
     "unknown dataset": (["data.name=minst"], "did you mean 'mnist'?"),
     "unknown method": (
         ["method=fedsdp"],
-        "method = 'fedsdp': there is no such method; did you mean 'fedspd'?",
+        "method = 'fedsdp': unknown method; did you mean 'fedspd'?",
     ),
     "unknown model": (["model.name=cmn"], "did you mean 'cnn'?"),
-    "unknown kind": (["topology.kind=rnig"], "did you mean 'ring'?"),
-    "unknown mixture": (["data.mixture=rotatoin"], "did you mean 'rotation'?"),
+    "unknown kind": (
+        ["topology.kind=rnig"],
+        "topology.kind = \"rnig\": unknown value; expected 'er', 'ba', 'rgg', 'ring', ",
+    ),
+    "unknown mixture": (
+        ["data.mixture=rotatoin"],
+        "data.mixture = \"rotatoin\": unknown value; expected 'rotation', 'parity', ",
+    ),
     "unknown device": (
         ["device=gpu"],
         "device = 'gpu': expected auto, cpu, or cuda where there is one.",

@@ -113,7 +113,7 @@ def test_values_with_commas_sweep_unless_they_are_a_list_or_in_quotes():
         (["fedspd"], 0, {}, "--seeds 0: expected at least 1."),
         ([], 1, {}, "--methods: expected at least one method."),
         (["local", "local"], 1, {}, "--methods local,local: a method is named twice."),
-        (["fedsdp"], 1, {}, "method = 'fedsdp': there is no such method; did you mean 'fedspd'?"),
+        (["fedsdp"], 1, {}, "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
         (["local"], 1, {"seed": [1, 2]}, "'seed' cannot be swept: give --seeds instead."),
         (["local"], 1, {"method": ["local"]}, "'method' cannot be swept: give --methods instead."),
         (["local"], 1, {"clusters": [2, 2]}, "clusters=2,2: a value is given twice."),
@@ -129,7 +129,7 @@ def test_values_with_commas_sweep_unless_they_are_a_list_or_in_quotes():
             {"data.name": ["a/b", "a_b"]},
             "Two runs would have the folder 'data.name=a_b,local,seed=0': rename a value.",
         ),
-        (["local"], 1, {"clusters": [2, "x"]}, 'clusters = "x": expected a whole number.'),
+        (["local"], 1, {"clusters": [2, "x"]}, 'clusters = "x": expected an integer.'),
     ],
 )
 def test_what_is_no_comparison(methods, seeds, grid, sentence):
@@ -142,7 +142,7 @@ def test_what_is_no_comparison(methods, seeds, grid, sentence):
 def test_an_option_of_other_methods_says_whose_it_is(key):
     with pytest.raises(ConfigError) as caught:
         base(f"{key}=3")
-    assert str(caught.value) == f"Unknown key '{key}': 'lambda' belongs to fedsoft, pfedme."
+    assert str(caught.value) == f"Unknown key '{key}': 'lambda' is an option of fedsoft, pfedme."
 
 
 # ---- running them

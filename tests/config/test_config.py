@@ -52,7 +52,7 @@ def test_a_file_and_values_on_top_of_it(tmp_path):
 
 def test_a_whole_number_stands_for_a_real_one_but_not_the_reverse():
     assert load(overrides=["topology.degree=6"]).topology.degree == 6
-    assert refusal("rounds=6.0") == "rounds = 6.0: expected a whole number."
+    assert refusal("rounds=6.0") == "rounds = 6.0: expected an integer."
 
 
 def test_every_method_has_its_table():
@@ -71,26 +71,71 @@ def test_every_method_has_its_table():
         ("fedspd.warmpu=4", "Unknown key 'fedspd.warmpu': did you mean 'warmup'?"),
         ("training.learning=4", "Unknown key 'training.learning': expected one of: "),
         ("topolgy.degree=4", "Unknown key 'topolgy': did you mean 'topology'?"),
-        ("method=fedsdp", "method = 'fedsdp': there is no such method; did you mean 'fedspd'?"),
-        ("rounds=ten", 'rounds = "ten": expected a whole number.'),
-        ("rounds=true", "rounds = true: expected a whole number."),
+        ("method=fedsdp", "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
+        ("rounds=ten", 'rounds = "ten": expected an integer.'),
+        ("rounds=true", "rounds = true: expected an integer."),
         ("rounds=0", "rounds = 0: expected a number greater than or equal to 1."),
+        ("seed=-1", "seed = -1: expected a number greater than or equal to 0."),
+        ("dtype=float16", "dtype = \"float16\": unknown value; expected 'float32' or 'float64'."),
+        ("dtype=16", "dtype = 16: unknown value; expected 'float32' or 'float64'."),
         ("training.momentum=1", "training.momentum = 1: expected a number less than 1."),
         ("training.lr=0", "training.lr = 0: expected a number greater than 0."),
         ("training.lr=fast", 'training.lr = "fast": expected a number.'),
         ("training.lr=inf", "training.lr = Infinity: expected a finite number."),
         ("training.lr=nan", "training.lr = NaN: expected a finite number."),
+        (
+            "topology.kind=rign",
+            "topology.kind = \"rign\": unknown value; expected 'er', 'ba', 'rgg', ",
+        ),
+        (
+            "topology.weights=metropolitan",
+            "topology.weights = \"metropolitan\": unknown value; expected 'uniform', 'metropolis', ",
+        ),
+        ("topology.degree=0", "topology.degree = 0: expected a number greater than 0."),
+        ("topology.degree=nan", "topology.degree = NaN: expected a finite number."),
         ("topology.degree=inf", "topology.degree = Infinity: expected a finite number."),
+        (
+            "topology.probability=1.5",
+            "topology.probability = 1.5: expected a number less than or equal to 1.",
+        ),
+        (
+            "topology.probability=-0.1",
+            "topology.probability = -0.1: expected a number greater than or equal to 0.",
+        ),
+        ("topology.radius=0", "topology.radius = 0: expected a number greater than 0."),
+        (
+            "topology.remove=1.1",
+            "topology.remove = 1.1: expected a number less than or equal to 1.",
+        ),
         ("model.small=yes", 'model.small = "yes": expected true or false.'),
-        ("data.name=3", "data.name = 3: expected a text."),
-        ("dtype=float16", "dtype = \"float16\": expected 'float32' or 'float64'."),
-        ("seed=-1", "seed = -1: expected a number greater than or equal to 0."),
+        ("model.hidden=0", "model.hidden = 0: expected a number greater than or equal to 1."),
+        ("data.name=3", "data.name = 3: expected a string."),
+        (
+            "data.mixture=rotatoin",
+            "data.mixture = \"rotatoin\": unknown value; expected 'rotation', 'parity', ",
+        ),
+        (
+            "data.shares=step",
+            "data.shares = \"step\": unknown value; expected 'uniform' or 'steps'.",
+        ),
+        ("data.examples=1", "data.examples = 1: expected a number greater than or equal to 2."),
+        (
+            "data.test_examples=0",
+            "data.test_examples = 0: expected a number greater than or equal to 1.",
+        ),
+        (
+            "data.imbalance=0.5",
+            "data.imbalance = 0.5: expected a number greater than or equal to 1.",
+        ),
+        ("data.alpha=0.0", "data.alpha = 0.0: expected a number greater than 0."),
+        ("data.alpha=nan", "data.alpha = NaN: expected a finite number."),
         (
             "rounds",
-            "'rounds' is not an override: expected key=value, for example rounds=30 or topology.degree=6.",
+            "'rounds': not an override; expected KEY=VALUE, for example rounds=30 or "
+            "topology.degree=6.",
         ),
-        ("=3", "'=3' is not an override: expected key=value"),
-        ("rounds.x=3", 'rounds = {"x": 3}: expected a whole number.'),
+        ("=3", "'=3': not an override; expected KEY=VALUE"),
+        ("rounds.x=3", 'rounds = {"x": 3}: expected an integer.'),
         ("data=mnist", 'data = "mnist": expected a table with the keys name, second, mixture, '),
         ("model=mlp", 'model = "mlp": expected a table with the keys name, small, hidden.'),
     ],
@@ -101,8 +146,7 @@ def test_a_refusal_names_key_value_and_what_was_expected(override, sentence):
 
 def test_a_value_in_the_place_of_a_table():
     assert (
-        refusal("rounds=3", "rounds.x=3")
-        == "'rounds.x' cannot be set: 'rounds' is a value, not a table."
+        refusal("rounds=3", "rounds.x=3") == "rounds.x = 3: 'rounds' is a value; expected a table."
     )
 
 
@@ -119,12 +163,14 @@ def test_a_tree_whose_keys_are_no_texts():
 def test_a_file_that_is_no_toml_is_named(tmp_path, content):
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"broken\.toml' (is not valid TOML|could not be read)"):
+    with pytest.raises(
+        ConfigError, match=r"^config = '.*broken\.toml': (not valid TOML|the file cannot be read)"
+    ):
         load(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.toml' does not exist"):
+    with pytest.raises(ConfigError, match=r"^config = '.*none\.toml': no such file"):
         load(tmp_path / "none.toml")
 
 
@@ -157,7 +203,7 @@ POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
     TEXTS,
     POSITIVE,
     st.integers(min_value=0, max_value=2**80),
-    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.none() | POSITIVE,
 )
 def test_any_config_survives_its_text(name, lr, seed, degree):
     config = validate(

@@ -103,7 +103,7 @@ def refusal(tree) -> str:
         (DITTO | {"options": {"pul": 1.0}}, "Unknown key 'options.pul': did you mean 'pull'?"),
         (DITTO | {"options": {"clusters": 3}}, "Unknown key 'options.clusters': "),
         (DITTO | {"options": {"pull": "much"}}, 'options.pull = "much": expected a number.'),
-        ({"method": "others:Whole"}, "The key 'options.mu' is missing: it has no default."),
+        ({"method": "others:Whole"}, "options.mu: no value and no default; expected a value."),
         (
             {"method": "others:Whole", "options": {"mu": 1, "lambda": 0}},
             "options.lambda = 0: expected a number greater than 0.",

@@ -16,7 +16,7 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
 from fedspd.core.vmapped import VmapTrainer
 from fedspd.experiment.build import build_experiment as experiment
-from fedspd.models import build_model
+from fedspd.models import ModelOptions, build_model
 from fedspd.models.dropout import Dropout
 
 KEY = Key(3, round=2)
@@ -84,7 +84,7 @@ def test_every_kind_of_model_trains_as_in_the_loop(kind):
         TrainingOptions(lr=0.001, batch=4, epochs=1) if deep else SGD,
     )
     alone, together = twins(
-        partial(build_model, kind, shape, 3, small=kind == "cifar-cnn"), training
+        partial(build_model, ModelOptions(name=kind, small=kind == "cifar-cnn"), shape, 3), training
     )
     data, model_CP = examples(shape, counts), first_models(alone, len(counts))
     expected_CP, found_CP = (learner.train(model_CP, data, KEY) for learner in (alone, together))
@@ -117,7 +117,7 @@ def test_batchnorm_has_the_statistics_of_each_client():
 @pytest.mark.parametrize("option", ["only", "weight", "pull", "regression"])
 def test_every_way_to_train_is_as_in_the_loop(option):
     regression = option == "regression"
-    factory = partial(build_model, "mlp", (1, 4, 4), 0 if regression else 3)
+    factory = partial(build_model, ModelOptions(name="mlp"), (1, 4, 4), 0 if regression else 3)
     alone, together = twins(factory, loss=squared_error if regression else cross_entropy)
     data, model_CP = examples((1, 4, 4), COUNTS), first_models(alone, 4)
     if regression:
@@ -173,7 +173,7 @@ def test_dropout_draws_for_every_client_anew_and_again_the_same():
 
 
 def test_a_client_without_examples_keeps_its_model():
-    _, together = twins(partial(build_model, "linear", (1, 4, 4), 3))
+    _, together = twins(partial(build_model, ModelOptions(name="linear"), (1, 4, 4), 3))
     data, model_CP = examples((1, 4, 4), [4, 4]), first_models(together, 2)
     none = torch.tensor([[True] * 4, [False] * 4])
     trained_CP = together.train(model_CP, data, KEY, only_CE=none)
@@ -189,4 +189,4 @@ def test_auto_takes_a_gpu_where_there_is_one():
 
 
 def test_a_cpu_loops():
-    assert Learner(partial(build_model, "linear", (1, 4, 4), 3)).together is None
+    assert Learner(partial(build_model, ModelOptions(name="linear"), (1, 4, 4), 3)).together is None

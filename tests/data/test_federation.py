@@ -15,7 +15,8 @@ from fedspd.data.federation import (
     description_hash,
     gather,
 )
-from fedspd.data.mixtures import MixtureOptions, federate
+from fedspd.data.options import DataOptions
+from fedspd.data.partitioning import federate
 from fedspd.data.sources import Examples, Source
 
 
@@ -31,9 +32,7 @@ SOURCE = Source("noise", digits(900, 0), digits(300, 1), 10)
 
 @pytest.fixture
 def federation() -> Federation:
-    return federate(
-        SOURCE, MixtureOptions("rotation", clients=6, examples=50, imbalance=4.0), Key(7)
-    )
+    return federate(SOURCE, DataOptions(examples=50, imbalance=4.0), 6, Key(7))
 
 
 def test_gather_by_hand() -> None:
@@ -90,10 +89,9 @@ def test_the_order_tells_nothing_about_the_truth() -> None:
     """Over 400 clients of 20 examples, as many of the second distribution lie in the first halves as in the second halves."""
     source = Source("noise", digits(9000, 0), digits(4500, 1), 10)
     for mixture in ("rotation", "parity"):
-        options = MixtureOptions(
-            mixture, clients=400, examples=20 if mixture == "rotation" else 18, test_examples=10
-        )
-        federation = federate(source, options, Key(11))
+        examples = 20 if mixture == "rotation" else 18
+        options = DataOptions(mixture=mixture, examples=examples, test_examples=10)
+        federation = federate(source, options, 400, Key(11))
         for part in (federation.train, federation.test):
             truth_CE = part.truth.reshape(400, -1)
             half = truth_CE.shape[1] // 2
@@ -128,18 +126,18 @@ def test_the_manifest_survives_json_with_its_hash(federation: Federation) -> Non
 
 
 def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
-    options = MixtureOptions("rotation", clients=6, examples=50)
+    options = DataOptions(examples=50)
     one_pixel = SOURCE.train.x.copy()
     one_pixel[0, 0, 0, 0] ^= 1
     changed = Source("noise", Examples(one_pixel, SOURCE.train.y), SOURCE.test, 10)
     descriptions = [
-        federate(SOURCE, options, Key(0)).description,
-        federate(SOURCE, options, Key(1)).description,
-        federate(SOURCE, MixtureOptions("rotation", clients=6, examples=51), Key(0)).description,
-        federate(changed, options, Key(0)).description,
+        federate(SOURCE, options, 6, Key(0)).description,
+        federate(SOURCE, options, 6, Key(1)).description,
+        federate(SOURCE, DataOptions(examples=51), 6, Key(0)).description,
+        federate(changed, options, 6, Key(0)).description,
     ]
     assert len({manifest["hash"] for manifest in descriptions}) == 4
-    assert federate(SOURCE, options, Key(0)).description == descriptions[0]
+    assert federate(SOURCE, options, 6, Key(0)).description == descriptions[0]
     assert (
         descriptions[0]["clients"][0]["train"]["sha256"]
         != descriptions[1]["clients"][0]["train"]["sha256"]
@@ -149,6 +147,6 @@ def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
 def test_a_source_of_float64_stays_float64():
     x, y = np.linspace(0, 1, 40).reshape(20, 2), np.linspace(1, 2, 20)
     source = Source("exact", Examples(x, y), Examples(x, y), 0)
-    part = federate(source, MixtureOptions(mixture="iid", clients=2, examples=4), Key(0)).train
+    part = federate(source, DataOptions(mixture="iid", examples=4), 2, Key(0)).train
     assert part.x.dtype == part.y.dtype == torch.float64
     assert set(part.y.tolist()) <= set(y.tolist())

@@ -1,4 +1,4 @@
-"""A small network of peers, and a single node with its authority."""
+"""A small network of peers to try things on, and a single node with its authority."""
 
 import socket
 from collections.abc import Callable
@@ -9,8 +9,7 @@ import pytest
 
 from fedspd import config
 from fedspd.node.host import provisioning
-from fedspd.node.identity.certificates import read_identity
-from fedspd.node.identity.credentials import Authority, CertificateVerifier, Credentials
+from fedspd.node.identity.credentials import Authority, CertificateVerifier, Credentials, passport
 
 RING = {
     "clients": 4,
@@ -22,10 +21,7 @@ RING = {
 
 
 def free_addresses(names: list[str]) -> dict[str, str]:
-    """Return a free address of this machine for every name, all different.
-
-    Every socket stays open until all ports are drawn.
-    """
+    """Ports of this machine that nobody has; all are held while they are drawn, so that no two are the same."""
     with ExitStack() as held:
         ports = []
         for _ in names:
@@ -37,9 +33,10 @@ def free_addresses(names: list[str]) -> dict[str, str]:
 
 @pytest.fixture
 def plant(tmp_path) -> Path:
-    """The folder of a network of four nodes on the ring a - b - c - d - a, clients 0 to 3."""
-    addresses = free_addresses(["a", "b", "c", "d"])
-    provisioning.create(config.validate(RING), tmp_path / "plant", addresses=addresses)
+    """The folder of a network of four nodes on a ring: a - b - c - d - a, clients 0 to 3, with free ports of this machine."""
+    provisioning.create(
+        config.validate(RING), tmp_path / "plant", addresses=free_addresses(["a", "b", "c", "d"])
+    )
     return tmp_path / "plant"
 
 
@@ -50,7 +47,7 @@ def authority() -> Authority:
 
 @pytest.fixture
 def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
-    """Return a function that writes a bundle without its manifest."""
+    """A bundle without its manifest."""
 
     def write(folder: Path, authority: Authority, own: Credentials) -> Path:
         folder.mkdir()
@@ -58,7 +55,7 @@ def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
             "ca.crt": own.ca,
             "node.crt": own.certificate,
             "node.key": own.key,
-            "revoked.crl": authority.encode_crl(),
+            "revoked.crl": authority.crl(),
         }
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -70,16 +67,15 @@ def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
 
 @pytest.fixture
 def bundle(tmp_path, authority, write_bundle) -> Path:
-    """The bundle of node a, whose neighbour is b."""
+    """Of the node a, whose neighbour is b."""
     return write_bundle(tmp_path / "a", authority, authority.issue("a", 0, ["b"], "127.0.0.1:7700"))
 
 
 @pytest.fixture
-def verifier_of() -> Callable[[Path], CertificateVerifier]:
-    """Return a function that makes the verifier of a bundle."""
-    return lambda bundle: CertificateVerifier(bundle, read_identity(bundle / "node.crt"))
+def gate_of() -> Callable[[Path], CertificateVerifier]:
+    return lambda bundle: CertificateVerifier(bundle, passport((bundle / "node.crt").read_bytes()))
 
 
 @pytest.fixture
-def verifier(bundle, verifier_of) -> CertificateVerifier:
-    return verifier_of(bundle)
+def gate(bundle, gate_of) -> CertificateVerifier:
+    return gate_of(bundle)

@@ -17,7 +17,7 @@ from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.topology import (
-    KINDS,
+    KIND_OPTIONS,
     TopologyOptions,
     build_topology,
     consensus_rate,
@@ -29,7 +29,7 @@ from fedspd.topology import (
 from fedspd.topology.pairs import absent, connected_choice, decode, encode, joining, pair_count
 
 DRAWN = ["er", "ba", "rgg"]
-BUILT = [kind for kind in KINDS if kind != "file"]
+BUILT = [kind for kind in KIND_OPTIONS if kind != "file"]
 KEY = Key(1)
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**32)
@@ -249,43 +249,48 @@ def test_a_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "rign"}, "topology.kind = 'rign' is unknown: did you mean 'ring'?"),
-        (
-            {"weights": "metropolitan"},
-            "topology.weights = 'metropolitan' is unknown: did you mean 'metropolis'?",
-        ),
         (
             {"degree": 25},
-            "topology.degree = 25 is impossible with clients = 20: give a number above 0 and at most 19.",
+            "topology.degree = 25: too large for clients = 20; expected at most 19.",
         ),
-        ({"degree": 20}, "topology.degree = 20 is impossible"),
-        ({"degree": 0}, "topology.degree = 0 is impossible"),
-        ({"degree": math.nan}, "topology.degree = nan is impossible"),
         (
             {"degree": 1.5},
-            "topology.degree = 1.5 gives fewer than the 19 edges that join 20 clients: give at least 1.9.",
+            "topology.degree = 1.5: fewer than the 19 edges that connect 20 clients; "
+            "expected at least 1.9.",
         ),
-        ({"kind": "rgg", "degree": 1}, "topology.degree = 1 gives fewer than the 19 edges"),
-        ({"probability": 1.5}, "topology.probability = 1.5 is not a probability"),
-        ({"probability": -0.1}, "topology.probability = -0.1 is not a probability"),
+        (
+            {"kind": "rgg", "degree": 1},
+            "topology.degree = 1: fewer than the 19 edges that connect 20 clients",
+        ),
         (
             {"probability": 0.0},
-            "topology.probability = 0 gives fewer than the 19 edges that join 20 clients: give at least 0.1.",
+            "topology.probability = 0: fewer than the 19 edges that connect 20 clients; "
+            "expected at least 0.1.",
         ),
         (
             {"degree": 4, "probability": 0.2},
-            "topology.degree = 4 and topology.probability = 0.2 both say how many edges there are",
+            "topology.degree = 4 and topology.probability = 0.2: both set the number of edges; "
+            "expected one of them.",
         ),
-        ({"kind": "rgg", "radius": 0}, "topology.radius = 0 is impossible"),
         (
             {"kind": "ring", "degree": 4},
-            "topology.degree = 4 has no meaning for topology.kind = 'ring'",
+            "topology.degree = 4: not an option of topology.kind = 'ring'. Leave it out.",
         ),
-        ({"kind": "file"}, "topology.kind = 'file' needs topology.file"),
-        ({"remove": 1.1}, "topology.remove = 1.1 is not a probability"),
+        (
+            {"file": "edges.txt"},
+            "topology.file = 'edges.txt': not an option of topology.kind = 'er'. Leave it out.",
+        ),
+        (
+            {"kind": "file"},
+            "topology.kind = 'file': topology.file is missing; expected the path of an edge list.",
+        ),
         (
             {"kind": "star", "remove": 0.1},
-            "topology.remove = 0.1 has no meaning for topology.kind = 'star'",
+            "topology.remove = 0.1: not an option of topology.kind = 'star'. Leave it out.",
+        ),
+        (
+            {"kind": "star", "weights": "clipped"},
+            "topology.weights = 'clipped': a server has no model of its own to clip around",
         ),
     ],
 )
@@ -305,7 +310,7 @@ def test_the_smallest_value_that_a_refusal_names_is_accepted(clients, name):
 
 
 def test_no_clients_are_refused():
-    with pytest.raises(TopologyError, match="clients = 0 is impossible"):
+    with pytest.raises(TopologyError, match="clients = 0: too few; expected at least 1"):
         build_topology(TopologyOptions(), 0, KEY)
 
 
@@ -513,7 +518,7 @@ def test_a_hub_takes_clients_apart_with_uniform_weights_and_it_is_said(tmp_path)
     file = edge_file(tmp_path, "".join(f"0 {leaf}\n" for leaf in range(1, 10)))
     uniform, metropolis = (
         describe(
-            build_topology(TopologyOptions("file", file=file, weights=rule), 10, KEY),
+            build_topology(TopologyOptions(kind="file", file=file, weights=rule), 10, KEY),
             KEY,
             clusters=1,
         )
@@ -529,7 +534,7 @@ def test_a_hub_takes_clients_apart_with_uniform_weights_and_it_is_said(tmp_path)
 
 def test_describe_says_what_a_graph_is_like():
     facts = describe(
-        build_topology(TopologyOptions("ring", weights="metropolis", remove=0.1), 4, KEY),
+        build_topology(TopologyOptions(kind="ring", weights="metropolis", remove=0.1), 4, KEY),
         KEY,
         clusters=1,
     )
@@ -551,10 +556,10 @@ def test_describe_says_what_a_graph_is_like():
 
 
 def test_describe_names_the_true_degree_and_what_is_not_known():
-    assert describe(build_topology(TopologyOptions("ba", degree=5), 20, KEY), KEY)["notes"] == [
-        "the average degree is 3.6, where 5 was asked"
-    ]
-    assert describe(build_topology(TopologyOptions("star"), 5, KEY), KEY)["notes"] == [
+    assert describe(build_topology(TopologyOptions(kind="ba", degree=5), 20, KEY), KEY)[
+        "notes"
+    ] == ["the average degree is 3.6, where 5 was asked"]
+    assert describe(build_topology(TopologyOptions(kind="star"), 5, KEY), KEY)["notes"] == [
         "every client counts alike here, as its examples are not known"
     ]
 
@@ -613,11 +618,3 @@ def test_a_robust_mean_is_described_as_uniform_weights_and_says_so(rule):
         f"{rule} is no matrix: spectral gap and p are those of uniform weights",
         *plain["notes"],
     ]
-
-
-def test_a_server_cannot_clip():
-    with pytest.raises(
-        TopologyError,
-        match=r"topology\.weights = 'clipped' has no meaning for topology\.kind = 'star'",
-    ):
-        build_topology(TopologyOptions(kind="star", weights="clipped"), 5, KEY)

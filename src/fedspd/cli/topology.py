@@ -47,9 +47,9 @@ def show(
     from fedspd.core.keys import Key
     from fedspd.topology import build_topology, describe
 
-    settings = config.load(*_path_and_overrides(words or []))
+    settings = config.load(*config.split_arguments(words or []))
     key = Key(settings.seed)
-    built = build_topology(settings.topology.options(), settings.clients, key)
+    built = build_topology(settings.topology, settings.clients, key)
     graph = built.at(1)
     if figure:
         _draw(graph, figure)
@@ -63,17 +63,6 @@ def show(
             *(f"Note: {note}." for note in facts["notes"]),
             sep="\n",
         )
-
-
-def _path_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:
-    from fedspd.core.errors import ConfigError
-
-    paths = [word for word in words if "=" not in word]
-    if len(paths) > 1:
-        raise ConfigError(
-            f"'{paths[1]}' is neither key=value nor the only config file, as '{paths[0]}' is one already: leave one out."
-        )
-    return Path(paths[0]) if paths else None, [word for word in words if "=" in word]
 
 
 def _facts_table(facts: dict[str, Any]) -> "Table":

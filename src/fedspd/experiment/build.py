@@ -18,13 +18,11 @@ from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, Loss, cross_entropy, squared_error
 from fedspd.data.federation import Federation
-from fedspd.data.mixtures import federate
 from fedspd.data.own import resolve
-from fedspd.data.sources import Source
+from fedspd.data.partitioning import federate
 from fedspd.runtime.plan import Plan, Truth
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
-USUAL_EXAMPLES = 300
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def build_experiment(
 ) -> Experiment:
     """`data` and `model` stand in for data.name and model.name: objects of the user's own."""
     key = Key(config.seed)
-    network = topology.build_topology(config.topology.options(), config.clients, key)
+    network = topology.build_topology(config.topology, config.clients, key)
     federation = _federation(config, data, key)
     if config.clusters > (fewest := int(np.diff(federation.train.start).min())):
         raise ConfigError(
@@ -77,13 +75,7 @@ def _federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
     source = resolve(config.data.name if data is None else data)
     second = resolve(config.data.second) if config.data.second is not None else None
     clients = config.clients + config.holdout_clients
-    examples = config.data.examples or _usual_examples(source, clients)
-    return federate(source, config.data.options(clients, examples), key.of("data"), second)
-
-
-def _usual_examples(source: Source, clients: int) -> int:
-    """A fifth stays in the pool, so that a mixture can deal clients more of one distribution than of another."""
-    return max(2, min(USUAL_EXAMPLES, int(0.8 * len(source.train.y) / clients)))
+    return federate(source, config.data, clients, key.of("data"), second)
 
 
 def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:
@@ -99,11 +91,8 @@ def build_learner(
     model: ModelFactory | None = None,
 ) -> Learner:
     """What trains the config's model on examples of this shape; it is tried on two of `examples`, or on zeros without targets."""
-    table = config.model
-    name = table.name or ("cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp")
-    factory = partial(
-        models.build_model, name, shape, classes, small=table.small, hidden=table.hidden
-    )
+    name = config.model.name_for(shape)
+    factory = partial(models.build_model, config.model, shape, classes)
     if model is not None:
         name, factory = "the given model", partial(model, shape, classes)
     loss, device = _loss(config, classes), device_of(config)

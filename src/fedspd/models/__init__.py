@@ -1,8 +1,18 @@
-"""Plain nn.Modules: the paper's two CNNs, MobileNetV2, an MLP, a linear model, or a user's own factory."""
+"""Plain nn.Modules: the paper's two CNNs, MobileNetV2, an MLP, a linear or a custom model."""
 
 from fedspd.models.cnn import CifarCNN, PaperCNN
 from fedspd.models.dense import MLP, Linear
 from fedspd.models.mobilenet import MobileNetV2
-from fedspd.models.registry import MODELS, build_model
+from fedspd.models.options import MODELS, ModelOptions
+from fedspd.models.registry import build_model
 
-__all__ = ["MLP", "MODELS", "CifarCNN", "Linear", "MobileNetV2", "PaperCNN", "build_model"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "CifarCNN",
+    "Linear",
+    "MobileNetV2",
+    "ModelOptions",
+    "PaperCNN",
+    "build_model",
+]

@@ -10,64 +10,58 @@ from fedspd.core.imports import load_object
 from fedspd.models.cnn import CifarCNN, PaperCNN
 from fedspd.models.dense import MLP, Linear
 from fedspd.models.mobilenet import MobileNetV2
-
-MODELS: dict[str, str] = {
-    "cnn": "The paper's CNN for MNIST and EMNIST: two convolutions, two dense layers, dropout.",
-    "cifar-cnn": "The paper's CNN for CIFAR: four convolutions, three dense layers, BatchNorm, dropout; `small`: a quarter of the widths.",
-    "mobilenet-v2": "MobileNetV2 for 32 x 32 images: inverted residuals, 2.2 million parameters.",
-    "mlp": "One hidden layer of `hidden` units, for examples of any shape.",
-    "linear": "One dense layer, for examples of any shape.",
-}
-HIDDEN = 64
+from fedspd.models.options import MODELS, ModelOptions
 
 
-def build_model(
-    name: str, shape: tuple[int, ...], classes: int, *, small: bool = False, hidden: int = HIDDEN
-) -> nn.Module:
-    """A model for examples of one shape, with output [n, classes]; classes = 0: regression, with output [n].
+def build_model(options: ModelOptions, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model for examples of one shape, whose output is [n, classes].
 
-    A name "module:function" is a user's own factory, called as function(shape, classes).
+    Without classes, it is a model for regression, whose output is [n]. A name "module:function"
+    is a custom factory, called as function(shape, classes).
     """
-    _check_options(name, small, hidden)
+    name = options.name_for(shape)
+    _check_options(options, name)
     if ":" in name:
-        return _call(name, shape, classes)
-    makers: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
+        return _custom_model(name, shape, classes)
+    factories: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
         "cnn": PaperCNN,
-        "cifar-cnn": partial(CifarCNN, small=small),
+        "cifar-cnn": partial(CifarCNN, small=options.small),
         "mobilenet-v2": MobileNetV2,
-        "mlp": partial(MLP, hidden=hidden),
+        "mlp": partial(MLP, hidden=options.hidden),
         "linear": Linear,
     }
-    return makers[name](shape, classes) if classes else makers[name](shape, 1).append(nn.Flatten(0))
+    if classes:
+        return factories[name](shape, classes)
+    return factories[name](shape, 1).append(nn.Flatten(0))
 
 
-def _check_options(name: str, small: bool, hidden: int) -> None:
+def _check_options(options: ModelOptions, name: str) -> None:
     if ":" not in name and name not in MODELS:
         raise ConfigError(
-            f'model.name = "{name}" is no known model; {nearest(name, MODELS)} A factory of your own is "module:function".'
+            f"model.name = '{name}': unknown model; {nearest(name, MODELS)} "
+            "A custom model is 'module:function'."
         )
-    if small and name != "cifar-cnn":
-        raise ConfigError(
-            f'model.small = true: only "cifar-cnn" has this option, and model.name = "{name}": leave it out.'
-        )
-    if hidden != HIDDEN and name != "mlp":
-        raise ConfigError(
-            f'model.hidden = {hidden}: only "mlp" has this option, and model.name = "{name}": leave it out.'
-        )
-    if hidden < 1:
-        raise ConfigError(f"model.hidden = {hidden}: expected at least 1 hidden unit.")
+    for option, owner in (("small", "cifar-cnn"), ("hidden", "mlp")):
+        value = getattr(options, option)
+        if value != ModelOptions.model_fields[option].default and name != owner:
+            raise ConfigError(
+                f"model.{option} = {str(value).lower()}: an option of '{owner}' only, and "
+                f"model.name = '{name}'. Leave it out."
+            )
 
 
-def _call(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _custom_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     factory = load_object("model.name", name, ConfigError)
     try:
         model = factory(shape, classes)
     except Exception as error:
         raise ConfigError(
-            f'model.name = "{name}": the call with shape {shape} and classes {classes} failed with {type(error).__name__}: {error}'
+            f"model.name = '{name}': the call with shape {shape} and {classes} classes failed "
+            f"with {type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f'model.name = "{name}": expected a torch.nn.Module, but the call returned {type(model).__name__}.'
+            f"model.name = '{name}': the call returned {type(model).__name__}; "
+            "expected a torch.nn.Module."
         )
     return model

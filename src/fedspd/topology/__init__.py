@@ -3,10 +3,10 @@
 from fedspd.topology.build import Topology, build_topology
 from fedspd.topology.diagnostics import consensus_rate, describe, diameter, spectral_gap
 from fedspd.topology.links import link_matrix
-from fedspd.topology.options import KINDS, TopologyOptions
+from fedspd.topology.options import KIND_OPTIONS, TopologyOptions
 
 __all__ = [
-    "KINDS",
+    "KIND_OPTIONS",
     "Topology",
     "TopologyOptions",
     "build_topology",

@@ -51,7 +51,7 @@ def describe(topology: Topology, key: Key, clusters: int = 2) -> dict[str, Any]:
 
 def _notes(topology: Topology, graph: Graph, exact: bool, rate: float) -> list[str]:
     options, mean = topology.options, float(graph.degree.mean())
-    asked = options.usual_degree(graph.clients)
+    asked = options.expected_degree(graph.clients)
     notes = [
         (
             topology.kind == "ba" and abs(mean - asked) > 0.005,

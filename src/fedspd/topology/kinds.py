@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedspd.core.errors import TopologyError
 from fedspd.core.keys import Key
-from fedspd.topology.options import TopologyOptions, edges_of_degree
+from fedspd.topology.options import TopologyOptions, edge_count
 from fedspd.topology.pairs import (
     Ints,
     components,
@@ -59,7 +59,7 @@ def _erdos_renyi(options: TopologyOptions, n: int, key: Key) -> Ints:
     """Every graph with this number of edges is as likely, up to the edges that are swapped to connect it."""
     rng = key.numpy()
     if options.probability is None:
-        count = edges_of_degree(options.usual_degree(n), n)
+        count = edge_count(options.expected_degree(n), n)
     else:
         count = max(n - 1, int(rng.binomial(pair_count(n), options.probability)))
     drawn = rng.choice(pair_count(n), count, replace=False)
@@ -69,9 +69,9 @@ def _erdos_renyi(options: TopologyOptions, n: int, key: Key) -> Ints:
 def _barabasi_albert(options: TopologyOptions, n: int, key: Key) -> Ints:
     import networkx
 
-    attach_newcomers = max(1, round(options.usual_degree(n) / 2))
+    edges_per_client = max(1, round(options.expected_degree(n) / 2))
     edges = np.array(
-        networkx.barabasi_albert_graph(n, attach_newcomers, seed=key.number()).edges(),
+        networkx.barabasi_albert_graph(n, edges_per_client, seed=key.number()).edges(),
         dtype=np.int64,
     )
     return encode(n, edges[:, 0], edges[:, 1])
@@ -83,7 +83,7 @@ def _random_geometric(options: TopologyOptions, n: int, key: Key) -> Ints:
 
     point_N2 = key.numpy().random((n, 2))
     if options.radius is None:
-        count = edges_of_degree(options.usual_degree(n), n)
+        count = edge_count(options.expected_degree(n), n)
     else:
         count = len(cKDTree(point_N2).query_pairs(options.radius, output_type="ndarray"))
     return connected_choice(n, _shortest_links(point_N2, count), count)

@@ -1,14 +1,18 @@
-"""What a user may ask of a graph, and what is refused."""
+"""The options of a graph, and the checks that involve more than one of them."""
 
 import math
-from dataclasses import dataclass
-from typing import get_args
+from typing import Literal
 
-from fedspd.core.errors import TopologyError, nearest
+from pydantic import Field
+
+from fedspd.core.errors import TopologyError
 from fedspd.core.graph import LinkRule
+from fedspd.core.options import Options
 
-# every kind, and the options that have a meaning for it besides weights and remove
-KINDS: dict[str, tuple[str, ...]] = {
+Kind = Literal["er", "ba", "rgg", "ring", "grid", "complete", "star", "file"]
+
+# The options that a kind of graph has besides `weights` and `remove`.
+KIND_OPTIONS: dict[Kind, tuple[str, ...]] = {
     "er": ("degree", "probability"),
     "ba": ("degree",),
     "rgg": ("degree", "radius"),
@@ -18,123 +22,122 @@ KINDS: dict[str, tuple[str, ...]] = {
     "star": (),
     "file": ("file",),
 }
-USUAL_DEGREE = 6
+DEFAULT_DEGREE = 6
 
 
-@dataclass(frozen=True)
-class TopologyOptions:
-    """The table [topology] of a config.
+class TopologyOptions(Options):
+    """The graph of clients: which clients are neighbours, and how they aggregate."""
 
-    kind         er, ba, rgg, ring, grid, complete, star or file
-    degree       average number of neighbours (er: exactly; ba: about; rgg: exactly); 6 if nothing is said
-    probability  er: the probability of an edge, instead of degree
-    radius       rgg: the distance in the unit square up to which two clients are neighbours, instead of degree
-    file         an edge list: one "i j" per line, comments after #, clients are 0..N-1
-    weights      how a mean weighs what it hears; if nothing is said, uniform, and for a star examples; median, trimmed and
-                 clipped are means that a liar can move only a little
-    remove       each round every edge goes with this probability, and as many come on average
-    """
-
-    kind: str = "er"
-    degree: float | None = None
-    probability: float | None = None
-    radius: float | None = None
-    file: str | None = None
-    weights: LinkRule | None = None
-    remove: float = 0.0
+    kind: Kind = Field(
+        "er",
+        description="`er`: Erdős-Rényi; `ba`: Barabási-Albert; `rgg`: random geometric graph; "
+        "`star`: a central server; `file`: an edge list.",
+    )
+    degree: float | None = Field(
+        None,
+        gt=0,
+        description="The average number of neighbours (er, ba, rgg). The default is 6.",
+    )
+    probability: float | None = Field(
+        None, ge=0, le=1, description="er: the probability of an edge, instead of the degree."
+    )
+    radius: float | None = Field(
+        None,
+        gt=0,
+        description="rgg: the largest distance between neighbours in the unit square, "
+        "instead of the degree.",
+    )
+    file: str | None = Field(
+        None, description="file: the path of an edge list, with one `i j` per line."
+    )
+    weights: LinkRule | None = Field(
+        None,
+        description="The aggregation rule. The default is `examples` for a star and `uniform` "
+        "(Eq. 1) otherwise; `median`, `trimmed` and `clipped` are robust to Byzantine neighbours.",
+    )
+    remove: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Dynamic graph: the probability that an edge is removed in a round. New edges "
+        "appear at the same rate.",
+    )
 
     @property
     def rule(self) -> LinkRule:
+        """The aggregation rule, resolved to its default."""
         return self.weights or ("examples" if self.kind == "star" else "uniform")
 
-    def usual_degree(self, clients: int) -> float:
-        return min(USUAL_DEGREE, clients - 1) if self.degree is None else self.degree
+    def expected_degree(self, clients: int) -> float:
+        """Return the average degree that is asked for."""
+        return min(DEFAULT_DEGREE, clients - 1) if self.degree is None else self.degree
 
 
 def check(options: TopologyOptions, clients: int) -> None:
-    """Refuse what has no meaning, whatever the draw."""
+    """Raise an error if no graph of this many clients can have these options."""
     if clients < 1:
-        raise TopologyError(f"clients = {clients} is impossible: a network has at least 1 client.")
-    _check_names(options)
-    _check_fit(options)
-    if not 0 <= options.remove <= 1:
-        raise TopologyError(
-            f"topology.remove = {options.remove:g} is not a probability: give a number from 0 to 1."
-        )
-    if options.weights == "clipped" and options.kind == "star":
-        raise TopologyError(
-            "topology.weights = 'clipped' has no meaning for topology.kind = 'star': a server has no model to measure from; "
-            "use median or trimmed."
-        )
-    if options.remove and options.kind == "star":
-        raise TopologyError(
-            f"topology.remove = {options.remove:g} has no meaning for topology.kind = 'star': leave it out."
-        )
+        raise TopologyError(f"clients = {clients}: too few; expected at least 1.")
+    _check_kind(options)
     if clients > 1:
-        _check_numbers(options, clients)
+        _check_density(options, clients)
 
 
-def _check_names(options: TopologyOptions) -> None:
-    if options.kind not in KINDS:
-        raise TopologyError(
-            f"topology.kind = '{options.kind}' is unknown: {nearest(options.kind, KINDS)}"
-        )
-    rules = get_args(LinkRule)
-    if options.weights is not None and options.weights not in rules:
-        raise TopologyError(
-            f"topology.weights = '{options.weights}' is unknown: {nearest(options.weights, rules)}"
-        )
-
-
-def _check_fit(options: TopologyOptions) -> None:
-    """Every option that is given must mean something to this kind, and only one may say how many edges there are."""
-    given = {
-        name: value
-        for name in ("degree", "probability", "radius", "file")
-        if (value := getattr(options, name)) is not None
-    }
-    for name, value in given.items():
-        if name not in KINDS[options.kind]:
-            raise TopologyError(
-                f"topology.{name} = {value} has no meaning for topology.kind = '{options.kind}': leave it out."
-            )
+def _check_kind(options: TopologyOptions) -> None:
+    of_some_kinds = {"degree", "probability", "radius", "file"}
+    values = options.model_dump(include=of_some_kinds, exclude_none=True)
+    given = {name: f"topology.{name} = {_shown(value)}" for name, value in values.items()}
+    for name in given:
+        if name not in KIND_OPTIONS[options.kind]:
+            raise _not_for_kind(options, given[name])
     if len(given) > 1:
-        both = " and ".join(f"topology.{name} = {value:g}" for name, value in given.items())
-        raise TopologyError(f"{both} both say how many edges there are: give one of them.")
+        both = " and ".join(given.values())
+        raise TopologyError(f"{both}: both set the number of edges; expected one of them.")
     if options.kind == "file" and not options.file:
         raise TopologyError(
-            "topology.kind = 'file' needs topology.file, the path of an edge list: give it."
+            "topology.kind = 'file': topology.file is missing; expected the path of an edge list."
+        )
+    if options.kind == "star" and options.remove:
+        raise _not_for_kind(options, f"topology.remove = {options.remove:g}")
+    if options.kind == "star" and options.weights == "clipped":
+        raise TopologyError(
+            "topology.weights = 'clipped': a server has no model of its own to clip around, and "
+            "topology.kind = 'star'; expected another rule, such as median or trimmed."
         )
 
 
-def _check_numbers(options: TopologyOptions, clients: int) -> None:
-    degree, probability, radius = options.degree, options.probability, options.radius
-    if degree is not None and not 0 < degree <= clients - 1:
+def _shown(value: float | str) -> str:
+    return f"'{value}'" if isinstance(value, str) else f"{value:g}"
+
+
+def _not_for_kind(options: TopologyOptions, given: str) -> TopologyError:
+    return TopologyError(
+        f"{given}: not an option of topology.kind = '{options.kind}'. Leave it out."
+    )
+
+
+def _check_density(options: TopologyOptions, clients: int) -> None:
+    degree, probability = options.degree, options.probability
+    if degree is not None and degree > clients - 1:
         raise TopologyError(
-            f"topology.degree = {degree:g} is impossible with clients = {clients}: give a number above 0 and at most {clients - 1}."
-        )
-    if probability is not None and not 0 <= probability <= 1:
-        raise TopologyError(
-            f"topology.probability = {probability:g} is not a probability: give a number from 0 to 1."
+            f"topology.degree = {degree:g}: too large for clients = {clients}; "
+            f"expected at most {clients - 1}."
         )
     if probability is not None and probability < 2 / clients:
-        _refuse_sparse("probability", probability, clients, 2 / clients)
-    if radius is not None and not radius > 0:
-        raise TopologyError(f"topology.radius = {radius:g} is impossible: give a distance above 0.")
-    if (
-        options.kind in ("er", "rgg")
-        and degree is not None
-        and edges_of_degree(degree, clients) < clients - 1
-    ):
-        _refuse_sparse("degree", degree, clients, 2 * (clients - 1) / clients)
+        raise _too_sparse("probability", probability, clients, 2 / clients)
+    if degree is None or options.kind == "ba":
+        return
+    if edge_count(degree, clients) < clients - 1:
+        raise _too_sparse("degree", degree, clients, 2 * (clients - 1) / clients)
 
 
-def edges_of_degree(degree: float, clients: int) -> int:
+def edge_count(degree: float, clients: int) -> int:
+    """Return the number of edges of a graph with this average degree."""
     return round(degree * clients / 2)
 
 
-def _refuse_sparse(name: str, value: float, clients: int, smallest: float) -> None:
+def _too_sparse(name: str, value: float, clients: int, smallest: float) -> TopologyError:
     enough = math.ceil(smallest * 10_000) / 10_000
-    raise TopologyError(
-        f"topology.{name} = {value:g} gives fewer than the {clients - 1} edges that join {clients} clients: give at least {enough:g}."
+    return TopologyError(
+        f"topology.{name} = {value:g}: fewer than the {clients - 1} edges that connect {clients} "
+        f"clients; expected at least {enough:g}."
     )

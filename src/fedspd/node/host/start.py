@@ -107,7 +107,7 @@ def _place(manifest: Manifest, me: NodeIdentity | Member, transport: GrpcTranspo
         },
         agreement=manifest.agreement,
         rounds=config.rounds,
-        rule=config.topology.options().rule,
+        rule=config.topology.rule,
         evaluate_every=config.evaluate_every,
         newcomer=me.client >= config.clients,
     )

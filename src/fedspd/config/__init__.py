@@ -1,0 +1,28 @@
+"""The config of an experiment: its schema, its files and overrides, and its error messages."""
+
+from fedspd.config.files import (
+    as_dict,
+    as_toml,
+    config_hash,
+    load,
+    parse_override,
+    set_key,
+    split_arguments,
+)
+from fedspd.config.schema import METHOD_TABLES, ExperimentConfig
+from fedspd.config.validation import method_class, method_options, validate
+
+__all__ = [
+    "METHOD_TABLES",
+    "ExperimentConfig",
+    "as_dict",
+    "as_toml",
+    "config_hash",
+    "load",
+    "method_class",
+    "method_options",
+    "parse_override",
+    "set_key",
+    "split_arguments",
+    "validate",
+]

@@ -1,0 +1,96 @@
+"""Configs from TOML files and KEY=VALUE overrides, and back to text."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedspd.algorithms import METHODS
+from fedspd.config.messages import as_json
+from fedspd.config.schema import ExperimentConfig
+from fedspd.config.validation import validate
+from fedspd.core.errors import ConfigError
+from fedspd.core.imports import options_table
+
+
+def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """Return the config of a TOML file; KEY=VALUE overrides take precedence over the file."""
+    tree = _read(Path(path)) if path else {}
+    for override in overrides:
+        set_key(tree, *parse_override(override))
+    return validate(tree)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the config file and the overrides among the arguments [CONFIG] [KEY=VALUE]..."""
+    paths = [argument for argument in arguments if "=" not in argument]
+    if len(paths) > 1:
+        raise ConfigError(
+            f"'{paths[1]}': neither an override nor the only config file, which is '{paths[0]}'; "
+            "expected [CONFIG] [KEY=VALUE]..., for example rounds=30 or topology.degree=6."
+        )
+    overrides = [argument for argument in arguments if "=" in argument]
+    return Path(paths[0]) if paths else None, overrides
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return the key and the value of KEY=VALUE; a value that is not TOML is a string."""
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(
+            f"'{override}': not an override; expected KEY=VALUE, for example rounds=30 or "
+            "topology.degree=6."
+        )
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def set_key(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in a tree of values, in place."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{key} = {as_json(value)}: '{parent}' is a value; expected a table.")
+    tree[last] = value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config = '{path}': no such file; expected a TOML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config = '{path}': the file cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config = '{path}': not valid TOML: {error}.") from None
+
+
+def as_dict(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the config as a tree of values, without keys that are not set."""
+    return config.model_dump(exclude_none=True, by_alias=True)
+
+
+def config_hash(config: ExperimentConfig) -> str:
+    """Return a hash of all values that the run depends on, so not of other methods' options."""
+    others = {*METHODS, "options"} - {options_table(config.method)}
+    tree = {key: value for key, value in as_dict(config).items() if key not in others}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def as_toml(config: ExperimentConfig) -> str:
+    """Return the config as the text of a TOML file."""
+    tree = as_dict(config)
+    tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
+    lines = _toml_lines({key: value for key, value in tree.items() if key not in tables})
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *_toml_lines(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(table: dict[str, Any]) -> list[str]:
+    return [f"{key} = {as_json(value)}" for key, value in table.items()]

@@ -1,0 +1,69 @@
+"""Validation errors as sentences for a person."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedspd.config.schema import METHOD_TABLES
+from fedspd.core.errors import nearest
+from fedspd.core.options import Options
+
+EXPECTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+}
+
+Location = Sequence[int | str]
+
+
+def error_message(error: ValidationError, table: type[Options], prefix: Location = ()) -> str:
+    """Return the first error as a sentence, and how many more there are."""
+    first, more = error.errors()[0], error.error_count() - 1
+    key = ".".join(str(part) for part in (*prefix, *first["loc"]))
+    rest = f" ({more} more {'key is' if more == 1 else 'keys are'} wrong.)" if more else ""
+    match first["type"]:
+        case "extra_forbidden" | "invalid_key":
+            return f"Unknown key '{key}': {_known_keys(first['loc'], table)}{rest}"
+        case "missing":
+            return f"{key}: no value and no default; expected a value.{rest}"
+        case "literal_error":
+            problem = f"unknown value; expected {first['ctx']['expected']}."
+        case "model_type":
+            keys = ", ".join(_keys(first["loc"], table))
+            problem = f"expected a table with the keys {keys}."
+        case kind:
+            problem = f"expected {EXPECTED.get(kind) or _bound(first['msg'])}."
+    return f"{key} = {as_json(first['input'])}: {problem}{rest}"
+
+
+def _bound(message: str) -> str:
+    words = message.removeprefix("Input should be ")
+    return f"a number {words}" if words.startswith(("greater", "less")) else words
+
+
+def _known_keys(location: Location, table: type[Options]) -> str:
+    """Return which methods have this option, or else the key that may be meant."""
+    last = str(location[-1])
+    if location[0] in METHOD_TABLES:
+        owners = [name for name, own in METHOD_TABLES.items() if last in _keys((), own)]
+        if owners:
+            return f"'{last}' is an option of {', '.join(owners)}."
+    return nearest(last, _keys(location[:-1], table))
+
+
+def _keys(location: Location, table: type[Options]) -> list[str]:
+    """Return the keys of the table at this location below a table."""
+    found: Any = table
+    for part in location:
+        found = found.model_fields[str(part)].annotation
+    return [field.alias or name for name, field in found.model_fields.items()]
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON that is valid TOML too."""
+    return json.dumps(value, default=str, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,91 @@
+"""The keys of a config. Every table is declared beside the code that uses it."""
+
+import dataclasses
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, Field, create_model
+
+from fedspd.algorithms import METHODS
+from fedspd.core.learner import TrainingOptions
+from fedspd.core.options import Options
+from fedspd.data.options import DataOptions
+from fedspd.models import ModelOptions
+from fedspd.topology import TopologyOptions
+
+Config = TypeVar("Config", bound=Options)
+
+
+def method_table(method: type[Any]) -> type[Options]:
+    """Return the table whose keys are the fields of a method, except `clusters`."""
+    hints = get_type_hints(method, include_extras=True)
+    fields: dict[str, Any] = {
+        field.name: (hints[field.name], _default(field))
+        for field in dataclasses.fields(method)
+        if field.init and field.name != "clusters"
+    }
+    return create_model(method.__name__, __base__=Options, **fields)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+METHOD_TABLES = {name: method_table(method) for name, method in METHODS.items()}
+
+
+def _with_method_tables(config: type[Config]) -> type[Config]:
+    """Return the config class with one more table for each method."""
+    tables: dict[str, Any] = {name: (table, table()) for name, table in METHOD_TABLES.items()}
+    return create_model(
+        config.__name__,
+        __base__=config,
+        __doc__=config.__doc__,
+        __module__=config.__module__,
+        **tables,
+    )
+
+
+class CustomMethodOptions(Options):
+    """The options of a custom method, `method = "module:Class"`: its keys are that class's fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@_with_method_tables
+class ExperimentConfig(Options):
+    """The complete description of an experiment."""
+
+    seed: int = Field(0, ge=0, description="Every random draw follows from this seed.")
+    method: str = Field(
+        "fedspd",
+        description="The method: a name from `fedspd methods`, or `module:Class`.",
+    )
+    clusters: int = Field(2, ge=1, description="The number of clusters (S).")
+    clients: int = Field(20, ge=1, description="The number of clients (N).")
+    holdout_clients: int = Field(
+        0,
+        ge=0,
+        description="The number of further clients that do not train and join after training.",
+    )
+    rounds: int = Field(30, ge=1, description="The number of training rounds (T).")
+    evaluate_every: int = Field(
+        1, ge=1, description="The number of rounds between two evaluations of all clients."
+    )
+    device: str = Field(
+        "cpu",
+        description="`cpu`, `cuda` or `cuda:0`; `auto` takes a GPU if there is one, else the CPU.",
+    )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="The data type of a model's parameters."
+    )
+    loss: Literal["auto", "cross_entropy", "squared_error"] = Field(
+        "auto",
+        description="`auto` means cross-entropy for class labels and squared error for regression.",
+    )
+    data: DataOptions = DataOptions()
+    topology: TopologyOptions = TopologyOptions()
+    model: ModelOptions = ModelOptions()
+    training: TrainingOptions = TrainingOptions()
+    options: CustomMethodOptions = CustomMethodOptions()

@@ -1,0 +1,59 @@
+"""From a tree of values to a checked config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import PydanticUserError, ValidationError
+
+from fedspd.algorithms import METHODS
+from fedspd.config.messages import error_message
+from fedspd.config.schema import CustomMethodOptions, ExperimentConfig, method_table
+from fedspd.core.algorithm import check_method_class
+from fedspd.core.errors import ConfigError, nearest
+from fedspd.core.imports import load_object
+from fedspd.core.options import Options
+
+
+def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
+    """Return the config with these values, and the defaults for all others."""
+    try:
+        config = ExperimentConfig.model_validate(dict(tree))
+    except ValidationError as error:
+        raise ConfigError(error_message(error, ExperimentConfig)) from None
+    method_class(config)
+    if config.method in METHODS:
+        return config
+    options = _custom_options(config).model_dump(exclude_none=True, by_alias=True)
+    return config.model_copy(update={"options": CustomMethodOptions(**options)})
+
+
+def method_class(config: ExperimentConfig) -> type[Any]:
+    """Return the class of the config's method, which may be a custom one, module:Class."""
+    if config.method in METHODS:
+        return METHODS[config.method]
+    if ":" not in config.method:
+        raise ConfigError(
+            f"method = '{config.method}': unknown method; {nearest(config.method, METHODS)}"
+        )
+    found = load_object("method", config.method, ConfigError)
+    return check_method_class(config.method, found, has_newcomers=config.holdout_clients > 0)
+
+
+def method_options(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the options of the config's method, by field name."""
+    if config.method in METHODS:
+        return dict(getattr(config, config.method))
+    return dict(_custom_options(config))
+
+
+def _custom_options(config: ExperimentConfig) -> Options:
+    """Return the table `options` as the fields of the custom method's class."""
+    try:
+        table = method_table(method_class(config))
+        return table.model_validate(config.options.model_dump())
+    except ValidationError as error:
+        raise ConfigError(error_message(error, table, prefix=("options",))) from None
+    except (NameError, PydanticUserError) as error:
+        raise ConfigError(
+            f"method = '{config.method}': the types of its fields cannot be read: {error}"
+        ) from None

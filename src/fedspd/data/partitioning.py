@@ -1,0 +1,217 @@
+"""Partition sources among clients, without replacement, as a mixture says.
+
+Shapes: C clients, K components of the mixture, P pools, N examples of all clients together.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedspd.core.errors import ConfigError, DataError
+from fedspd.core.keys import Key
+from fedspd.data.amounts import MIN_EXAMPLES, Counts, Shares, apportion, client_amounts, fill
+from fedspd.data.federation import Federation, Partition, describe_partition, gather
+from fedspd.data.mixtures import MIXTURE_BUILDERS, Mixture, Pool
+from fedspd.data.options import DataOptions
+from fedspd.data.sources import Source
+
+MAX_DEFAULT_EXAMPLES = 300
+
+# The options that only one mixture has.
+MIXTURE_OPTIONS = {"distributions": "permutation", "alpha": "dirichlet", "shards": "shards"}
+
+
+def federate(
+    source: Source, options: DataOptions, clients: int, key: Key, second: Source | None = None
+) -> Federation:
+    """Return the training and test examples of every client."""
+    sources = [source] if second is None else [source, second]
+    _check_mixture_options(options)
+    _check_sources(options, clients, sources)
+    key = key.of("mixture")
+    examples = options.examples or _default_examples(source, clients)
+    amount_C = _amounts(options, clients, examples, key)
+    mixture = MIXTURE_BUILDERS[options.mixture](sources, options, amount_C, key)
+    train_counts_CK = _train_counts(mixture, options, examples, sources, amount_C, key)
+    test_counts_CK = _test_counts(mixture, options, examples, sources, train_counts_CK)
+    train = assign(mixture, train_counts_CK, mixture.pools(sources, "train"), key.of("train"))
+    test = assign(mixture, test_counts_CK, mixture.pools(sources, "test"), key.of("test"))
+    resolved = options.model_dump(exclude={"name", "second"})
+    resolved |= {"clients": clients, "examples": examples}
+    return Federation(
+        gather([each.train for each in sources], mixture.distributions, train),
+        gather([each.test for each in sources], mixture.distributions, test),
+        max(each.classes for each in sources),
+        len(mixture.distributions),
+        describe_partition(sources, resolved, key.seed, mixture.distributions, train, test),
+    )
+
+
+def _default_examples(source: Source, clients: int) -> int:
+    """Return 80 % of an even share.
+
+    The rest allows some clients more of one distribution than an even share of it.
+    """
+    even_share = len(source.train.y) / clients
+    return max(MIN_EXAMPLES, min(MAX_DEFAULT_EXAMPLES, int(0.8 * even_share)))
+
+
+# --- numbers of examples ---
+
+
+class Shortage(NamedTuple):
+    """A pool with fewer examples than all clients together request."""
+
+    pool: str
+    requested: int
+    available: int
+
+
+def _amounts(options: DataOptions, clients: int, examples: int, key: Key) -> Counts:
+    return client_amounts(clients, examples, options.imbalance, key.of("groups"))
+
+
+def _train_counts(
+    mixture: Mixture,
+    options: DataOptions,
+    examples: int,
+    sources: Sequence[Source],
+    amount_C: Counts,
+    key: Key,
+) -> Counts:
+    pools = mixture.pools(sources, "train")
+
+    def fits(fewer: int) -> bool:
+        return _shortage(mixture, _amounts(options, len(amount_C), fewer, key), pools) is None
+
+    if shortage := _shortage(mixture, amount_C, pools):
+        largest = _largest(fits, MIN_EXAMPLES, examples)
+        raise _too_many("data.examples", examples, shortage, largest)
+    return _counts(mixture, mixture.shares, amount_C, pools)
+
+
+def _test_counts(
+    mixture: Mixture,
+    options: DataOptions,
+    train_examples: int,
+    sources: Sequence[Source],
+    train_counts_CK: Counts,
+) -> Counts:
+    pools, clients = mixture.pools(sources, "test"), len(train_counts_CK)
+
+    def fits(examples: int) -> bool:
+        return _shortage(mixture, np.full(clients, examples), pools) is None
+
+    test_per_train = len(sources[0].test.y) / len(sources[0].train.y)
+    in_proportion = max(1, round(train_examples * test_per_train))
+    examples = options.test_examples or max(1, _largest(fits, 1, in_proportion + 1))
+    amount_C = np.full(clients, examples)
+    if shortage := _shortage(mixture, amount_C, pools):
+        raise _too_many("data.test_examples", examples, shortage, _largest(fits, 1, examples))
+    # If a class ran out in training, the client is tested on the classes that it trained on.
+    shares_CK = train_counts_CK if mixture.is_elastic else mixture.shares
+    return _counts(mixture, shares_CK, amount_C, pools)
+
+
+def _counts(
+    mixture: Mixture, shares_CK: Shares | Counts, amount_C: Counts, pools: Sequence[Pool]
+) -> Counts:
+    if mixture.is_elastic:
+        return fill(shares_CK, amount_C, np.array([len(pool.members) for pool in pools]))
+    return apportion(shares_CK, amount_C)
+
+
+def _shortage(mixture: Mixture, amount_C: Counts, pools: Sequence[Pool]) -> Shortage | None:
+    """Return the first pool with too few examples, if any."""
+    size_P = [len(pool.members) for pool in pools]
+    if mixture.is_elastic:
+        total = Shortage("labelled", int(amount_C.sum()), sum(size_P))
+        return total if total.requested > total.available else None
+    request_K = apportion(mixture.shares, amount_C).sum(axis=0)
+    request_P = np.bincount(mixture.pool, weights=request_K, minlength=len(pools)).astype(int)
+    for pool, requested, available in zip(pools, request_P.tolist(), size_P, strict=True):
+        if requested > available:
+            return Shortage(pool.name, requested, available)
+    return None
+
+
+def _largest(fits: Callable[[int], bool], smallest: int, below: int) -> int:
+    """Return the largest number from `smallest` to `below` (exclusive) that fits, or 0."""
+    candidates = range(smallest, below)
+    fitting = bisect_left(candidates, True, key=lambda number: not fits(number))
+    return candidates[fitting - 1] if fitting else 0
+
+
+def _too_many(key: str, value: int, shortage: Shortage, largest: int) -> ConfigError:
+    expected = (
+        f"expected at most {largest}."
+        if largest
+        else "even the smallest possible number does not fit. Lower clients."
+    )
+    return ConfigError(
+        f"{key} = {value}: all clients together need {shortage.requested} '{shortage.pool}' "
+        f"examples, and there are {shortage.available}; {expected}"
+    )
+
+
+# --- which examples ---
+
+
+def assign(mixture: Mixture, count_CK: Counts, pools: Sequence[Pool], key: Key) -> Partition:
+    """Assign count_CK[c, k] examples of component k to client c, each at most once.
+
+    A client's examples are in random order.
+    """
+    random = key.numpy()
+    clients, components = count_CK.shape
+    index, cell = [], []
+    for p, pool in enumerate(pools):
+        from_pool_CK = np.where(np.array(mixture.pool) == p, count_CK, 0)
+        cell.append(np.repeat(np.arange(clients * components), from_pool_CK.ravel()))
+        index.append(random.permutation(pool.members)[: len(cell[-1])])
+    client_N, component_N = np.divmod(np.concatenate(cell), components)
+    order = np.lexsort((random.random(len(client_N)), client_N))
+    start = np.concatenate([[0], np.cumsum(count_CK.sum(axis=1))])
+    truth_N = np.array(mixture.distribution)[component_N[order]]
+    return Partition(start, np.concatenate(index)[order], truth_N)
+
+
+# --- checks ---
+
+
+def _check_mixture_options(options: DataOptions) -> None:
+    for name, mixture in MIXTURE_OPTIONS.items():
+        value = getattr(options, name)
+        if value != DataOptions.model_fields[name].default and options.mixture != mixture:
+            raise _only_for(f"data.{name} = {value}", mixture, options)
+
+
+def _only_for(given: str, mixture: str, options: DataOptions) -> ConfigError:
+    return ConfigError(
+        f"{given}: an option of data.mixture = '{mixture}' only, and data.mixture = "
+        f"'{options.mixture}'. Leave it out."
+    )
+
+
+def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]) -> None:
+    if options.mixture == "pair" and len(sources) == 1:
+        raise ConfigError(
+            "data.mixture = 'pair': data.second is missing; expected a second dataset, such as "
+            "'mnist'."
+        )
+    if options.mixture != "pair" and len(sources) == 2:
+        raise _only_for(f"data.second = '{sources[1].name}'", "pair", options)
+    available = sum(len(source.train.y) for source in sources)
+    if clients > available:
+        raise ConfigError(
+            f"clients + holdout_clients = {clients}: '{sources[0].name}' has only {available} "
+            f"training examples; expected at most one client per example."
+        )
+    for source in sources:
+        if source.classes == 0 and options.mixture not in ("rotation", "iid"):
+            raise DataError(
+                f"data.mixture = '{options.mixture}': '{source.name}' is for regression and has "
+                "no class labels; expected 'iid'."
+            )
