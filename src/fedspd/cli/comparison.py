@@ -24,10 +24,10 @@ from rich.table import Table
 
 from fedspd.algorithms import METHODS
 from fedspd.cli.progress import note_of
-from fedspd.cli.running import new_folder, split
+from fedspd.cli.running import new_folder
 from fedspd.comparison.jobs import Job, jobs, parse_grid
 from fedspd.comparison.scheduler import run_all
-from fedspd.config import load
+from fedspd.config import load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment.callbacks import Callback
 from fedspd.reporting import pages, tables
@@ -43,8 +43,7 @@ def compare(
     workers: int,
     as_json: bool,
 ) -> None:
-    path, overrides = split(settings)
-    base = load(path, overrides)
+    base = load(*split_arguments(settings))
     folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
     _run(jobs(base, _names(methods), seeds), folder, workers, as_json)
 
@@ -57,7 +56,7 @@ def sweep(
     workers: int,
     as_json: bool,
 ) -> None:
-    path, words = split(settings)
+    path, words = split_arguments(settings)
     overrides, grid = parse_grid(words)
     if not grid:
         raise ConfigError(

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedspd.cli.running import new_folder, split
-from fedspd.config import ExperimentConfig, as_dict, load, validate
+from fedspd.cli.running import new_folder
+from fedspd.config import ExperimentConfig, as_dict, load, split_arguments, validate
 from fedspd.node.host import local_network as network
 from fedspd.node.host.local_network import Listener, NodeProcess
 
@@ -40,7 +40,7 @@ def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) 
 
 def _network(settings: list[str], nodes: int | None, folder: Path) -> ExperimentConfig:
     """A new one, or the one that is there."""
-    config = load(*split(settings))
+    config = load(*split_arguments(settings))
     if nodes is not None:
         config = validate({**as_dict(config), "clients": nodes})
     if not (folder / "network.json").exists():

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedspd.algorithms import METHODS
 from fedspd.cli.progress import RunProgress
-from fedspd.config import METHOD_TABLES, load
+from fedspd.config import METHOD_TABLES, load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment
@@ -37,8 +37,7 @@ def run(
         raise ConfigError(
             "--resume continues a run as it was started: give no config, no values and no --out with it."
         )
-    path, overrides = split(settings)
-    config = None if resume else load(path, overrides)
+    config = None if resume else load(*split_arguments(settings))
     folder = (
         resume
         or out
@@ -67,8 +66,7 @@ def run(
 
 
 def dry_run(settings: list[str], workers: int, as_json: bool) -> None:
-    path, overrides = split(settings)
-    found = estimate(build_experiment(load(path, overrides)), workers)
+    found = estimate(build_experiment(load(*split_arguments(settings))), workers)
     if as_json:
         print(json.dumps(found))
         return
@@ -124,13 +122,6 @@ def methods(as_json: bool) -> None:
             name, about[name], ", ".join(f"{key}={value}" for key, value in options[name].items())
         )
     Console().print(table)
-
-
-def split(settings: list[str]) -> tuple[Path | None, list[str]]:
-    """A first word without '=' is the config's path."""
-    if settings and "=" not in settings[0]:
-        return Path(settings[0]), settings[1:]
-    return None, settings
 
 
 def new_folder(name: str) -> Path:
