@@ -168,7 +168,7 @@ SLIPS = {
     "port": (["create", "ring.toml", "--port", "0"], "--port"),
     "days": (
         ["create", "ring.toml", "--days", "5000"],
-        "days = 5000: expected at least 1, and at most",
+        "days = 5000: not a possible lifetime of a certificate; expected 1 to 365",
     ),
     "addresses": (
         ["create", "ring.toml", "--addresses", "none.toml"],

@@ -1,4 +1,4 @@
-"""A small network of peers to try things on, and a single node with its authority."""
+"""A small network of peers, and a single node with its authority."""
 
 import socket
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import pytest
 
 from fedspd import config
 from fedspd.node.host import provisioning
-from fedspd.node.identity.credentials import Authority, CertificateVerifier, Credentials, passport
+from fedspd.node.identity.certificates import read_identity
+from fedspd.node.identity.credentials import Authority, CertificateVerifier, Credentials
 
 RING = {
     "clients": 4,
@@ -21,7 +22,10 @@ RING = {
 
 
 def free_addresses(names: list[str]) -> dict[str, str]:
-    """Ports of this machine that nobody has; all are held while they are drawn, so that no two are the same."""
+    """Return a free address of this machine for every name, all different.
+
+    Every socket stays open until all ports are drawn.
+    """
     with ExitStack() as held:
         ports = []
         for _ in names:
@@ -33,10 +37,9 @@ def free_addresses(names: list[str]) -> dict[str, str]:
 
 @pytest.fixture
 def plant(tmp_path) -> Path:
-    """The folder of a network of four nodes on a ring: a - b - c - d - a, clients 0 to 3, with free ports of this machine."""
-    provisioning.create(
-        config.validate(RING), tmp_path / "plant", addresses=free_addresses(["a", "b", "c", "d"])
-    )
+    """The folder of a network of four nodes on the ring a - b - c - d - a, clients 0 to 3."""
+    addresses = free_addresses(["a", "b", "c", "d"])
+    provisioning.create(config.validate(RING), tmp_path / "plant", addresses=addresses)
     return tmp_path / "plant"
 
 
@@ -47,7 +50,7 @@ def authority() -> Authority:
 
 @pytest.fixture
 def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
-    """A bundle without its manifest."""
+    """Return a function that writes a bundle without its manifest."""
 
     def write(folder: Path, authority: Authority, own: Credentials) -> Path:
         folder.mkdir()
@@ -55,7 +58,7 @@ def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
             "ca.crt": own.ca,
             "node.crt": own.certificate,
             "node.key": own.key,
-            "revoked.crl": authority.crl(),
+            "revoked.crl": authority.encode_crl(),
         }
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -67,15 +70,16 @@ def write_bundle() -> Callable[[Path, Authority, Credentials], Path]:
 
 @pytest.fixture
 def bundle(tmp_path, authority, write_bundle) -> Path:
-    """Of the node a, whose neighbour is b."""
+    """The bundle of node a, whose neighbour is b."""
     return write_bundle(tmp_path / "a", authority, authority.issue("a", 0, ["b"], "127.0.0.1:7700"))
 
 
 @pytest.fixture
-def gate_of() -> Callable[[Path], CertificateVerifier]:
-    return lambda bundle: CertificateVerifier(bundle, passport((bundle / "node.crt").read_bytes()))
+def verifier_of() -> Callable[[Path], CertificateVerifier]:
+    """Return a function that makes the verifier of a bundle."""
+    return lambda bundle: CertificateVerifier(bundle, read_identity(bundle / "node.crt"))
 
 
 @pytest.fixture
-def gate(bundle, gate_of) -> CertificateVerifier:
-    return gate_of(bundle)
+def verifier(bundle, verifier_of) -> CertificateVerifier:
+    return verifier_of(bundle)

@@ -6,12 +6,11 @@ Only how dropout draws its mask differs.
 Shapes: E examples of a client, I channels, H height, W width.
 """
 
-import multiprocessing
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 
@@ -30,7 +29,7 @@ from fedspd.engines.simulator import Simulator, balanced
 from fedspd.models import PaperCNN
 from fedspd.models.dropout import Dropout
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import require_fork
+from fedspd.runtime.processes import Child, require_fork
 
 SGD = TrainingOptions(
     lr=plain.LR,
@@ -121,37 +120,23 @@ def network() -> nn.Module:
 
 
 def with_plain_loop(data: Block, workers: int, stack: ExitStack) -> Contestant:
-    connections = [
-        _start(data, clients, stack) for clients in balanced([len(y) for y in data.y], workers)
-    ]
+    blocks = balanced([len(y) for y in data.y], workers)
+    children = [Child("A plain loop", partial(_train_plain, data, clients)) for clients in blocks]
+    for child in children:
+        stack.enter_context(closing(child))
 
     def turn() -> float:
         started = time.perf_counter()
-        for connection in connections:
-            connection.send("go")
-        for connection in connections:
-            connection.recv()
+        for child in children:
+            child.send("go")
+        for child in children:
+            child.receive()
         return time.perf_counter() - started
 
     return turn
 
 
-def _start(data: Block, clients: range, stack: ExitStack) -> Connection:
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=_work, args=(data, clients, there), daemon=True
-    )
-    process.start()
-    there.close()
-    stack.callback(process.join)
-    stack.callback(process.terminate)
-    return here
-
-
-def _work(data: Block, clients: range, connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle; it ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
+def _train_plain(data: Block, clients: range, connection: Connection) -> None:
     module = plain.PlainCNN()
     first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     while connection.recv():

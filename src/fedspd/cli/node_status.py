@@ -7,14 +7,14 @@ from rich.table import Table
 
 from fedspd.core.errors import StorageError
 from fedspd.node.host.status import ask
-from fedspd.node.identity.manifest import is_here
+from fedspd.node.identity.manifest import file_exists
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 
 def status_of(folder: Path) -> Json:
     """Of the running node, else what its journal says."""
-    if not is_here(folder / "run.json"):
+    if not file_exists(folder / "run.json"):
         raise StorageError(
             f"There are no rounds of a node in '{folder}': start it with 'fedspd node run', or say where they are with --state."
         )

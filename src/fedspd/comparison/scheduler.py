@@ -6,30 +6,24 @@ OUT/
   report.*, figures/       what fedspd.report makes of them
 """
 
-import multiprocessing
-import signal
-import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-
-import torch
 
 from fedspd.comparison.jobs import Job
 from fedspd.config import config_hash
-from fedspd.core.errors import FedspdError, StorageError, WorkerError
+from fedspd.core.errors import FedspdError, StorageError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
-from fedspd.runtime.processes import STOPPING, end_with_parent, require_fork, signals_held_back
+from fedspd.runtime.processes import Child, require_fork
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
-RunningJobs = dict[Connection, tuple[Job, BaseProcess]]
+RunningJobs = dict[Connection, Child]
 
 
 def run_all(
@@ -125,58 +119,32 @@ def _run_in_parallel(
         while queue or running:
             while queue and len(running) < at_once:
                 _start(queue.popleft(), folder, workers, running)
-            for pipe in wait(list(running)):
-                assert isinstance(pipe, Connection)
-                _take(pipe, running, callbacks)
+            for connection in wait(list(running)):
+                assert isinstance(connection, Connection)
+                _take(connection, running, callbacks)
     finally:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.join()
+        for child in running.values():
+            child.close()
 
 
 def _start(job: Job, folder: Path, workers: int, running: RunningJobs) -> None:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(job, folder / job.name, workers, there))
-    with signals_held_back():
-        process.start()
-    there.close()
-    running[here] = (job, process)
+    work = partial(_run_in_child, job, folder / job.name, workers)
+    hint = "Use fewer workers."
+    child = Child(f"The run '{job.name}'", work, hint=hint, has_children=True)
+    running[child.connection] = child
 
 
-def _take(pipe: Connection, running: RunningJobs, callbacks: Sequence[Callback]) -> None:
-    job, process = running[pipe]
-    try:
-        message = pipe.recv()
-    except EOFError:
-        process.join()
-        del running[pipe]
-        if process.exitcode:
-            raise WorkerError(
-                f"The run '{job.name}' ended with exit code {process.exitcode} (negative: killed by that signal; -9 is often a lack of "
-                "memory: try fewer --workers)."
-            ) from None
-        return
-    if isinstance(message, Exception):
-        raise message
-    notify(callbacks, message)
+def _take(connection: Connection, running: RunningJobs, callbacks: Sequence[Callback]) -> None:
+    event = running[connection].receive()
+    if event is None:
+        running.pop(connection).close()
+    else:
+        notify(callbacks, event)
 
 
-def _child(job: Job, folder: Path, workers: int, pipe: Connection) -> None:
-    """A run in a process of its own, which ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
-    try:
-        with _named(job):
-            _run(job, folder, workers, pipe.send)
-    except FedspdError as error:
-        pipe.send(error)
-    except Exception:
-        pipe.send(WorkerError(f"The run '{job.name}' failed:\n{traceback.format_exc()}"))
+def _run_in_child(job: Job, folder: Path, workers: int, connection: Connection) -> None:
+    with _named(job):
+        _run(job, folder, workers, connection.send)
 
 
 class Forward(Callback):

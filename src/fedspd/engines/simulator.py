@@ -6,12 +6,9 @@ models meet in memory that all workers share. The result does not depend on the 
 
 import math
 import mmap
-import multiprocessing
-import signal
-import threading
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +24,7 @@ from fedspd.engines.engine import Engine, failure
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import (
-    STOPPING,
-    end_with_parent,
-    give_memory_back,
-    keep_memory,
-    signals_held_back,
-)
+from fedspd.runtime.processes import Child, give_memory_back, keep_memory
 
 
 class Simulator(Engine):
@@ -47,7 +38,9 @@ class Simulator(Engine):
         blocks = balanced([len(y) for y in plan.train.y], workers)
         parts = [plan.part(clients) for clients in blocks]
         self.workers: Sequence[Worker | InProcess] = (
-            start(parts, self.memory) if len(parts) > 1 else [InProcess(parts[0])]
+            [Worker(part, self.memory) for part in parts]
+            if len(parts) > 1
+            else [InProcess(parts[0])]
         )
 
     def shared(self) -> Exchange:
@@ -133,79 +126,37 @@ class InProcess:
 
 
 class Worker:
-    def __init__(self, process: BaseProcess, connection: Connection) -> None:
-        self.process, self.connection = process, connection
+    """A forked process that executes commands on its block."""
 
-    def post(self, command: str, arguments: tuple[Any, ...]) -> None:
-        try:
-            self.connection.send((command, arguments))
-        except OSError:
-            raise self._ended() from None
-
-    def take(self) -> Any:
-        wait([self.connection, self.process.sentinel])
-        try:
-            kind, content = self.connection.recv()
-        except (EOFError, OSError):
-            raise self._ended() from None
-        if kind == "error":
-            raise content
-        return content
-
-    def _ended(self) -> WorkerError:
-        self.process.join(1)
-        return WorkerError(
-            f"A worker process ended with exit code {self.process.exitcode} (negative: killed by that signal; -9 is often a lack of "
-            "memory: try fewer --workers). The last checkpoint is whole."
+    def __init__(self, plan: Plan, memory: Tensor | None) -> None:
+        self._child = Child(
+            "A worker process",
+            partial(_serve, plan, memory),
+            hint="Use fewer workers; the last checkpoint is complete.",
         )
 
+    def post(self, command: str, arguments: tuple[Any, ...]) -> None:
+        self._child.send((command, arguments))
+
+    def take(self) -> Any:
+        return self._child.receive()
+
     def close(self) -> None:
-        self.connection.close()
-        self.process.terminate()
-        self.process.join(5)
+        self._child.close()
 
 
-def start(parts: list[Plan], memory: Tensor | None) -> list[Worker]:
-    context = multiprocessing.get_context("fork")
-    workers: list[Worker] = []
-    for part in parts:
-        here, there = context.Pipe()
-        ends = [worker.connection for worker in workers] + [here]
-        process = context.Process(target=_work, args=(part, memory, there, ends), daemon=True)
-        with signals_held_back():
-            process.start()
-        there.close()
-        workers.append(Worker(process, here))
-    return workers
-
-
-def _work(
-    plan: Plan, memory: Tensor | None, connection: Connection, foreign_ends: list[Connection]
-) -> None:
-    """A worker's life: a command, an answer, until the pipe closes or the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    for end in foreign_ends:
-        end.close()
+def _serve(plan: Plan, memory: Tensor | None, connection: Connection) -> None:
+    """Execute commands until this process is ended."""
     desk = CommandHandler(plan, memory)
     while True:
+        command, arguments = connection.recv()
         try:
-            command, arguments = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer = ("done", desk.do(command, arguments))
-        except FedspdError as error:
-            answer = ("error", error)
+            answer = desk.do(command, arguments)
+        except FedspdError:
+            raise
         except Exception as error:
-            answer = ("error", WorkerError(failure(error, "--workers 1")))
-        try:
-            connection.send(answer)
-        except OSError:
-            return
+            raise WorkerError(failure(error, "--workers 1")) from None
+        connection.send(answer)
 
 
 def balanced(counts: Sequence[int], workers: int) -> list[range]:

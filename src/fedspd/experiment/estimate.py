@@ -2,8 +2,9 @@
 
 import dataclasses
 import gc
-import multiprocessing
 import sys
+from contextlib import closing
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedspd.core.block import Block
-from fedspd.core.errors import WorkerError
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
@@ -20,7 +20,7 @@ from fedspd.engines.engine import RoundReport
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import give_memory_back, require_fork
+from fedspd.runtime.processes import Child, give_memory_back, require_fork
 from fedspd.storage.atomic import Json
 
 SAMPLE = 6  # clients that try a round
@@ -132,41 +132,27 @@ def _memory(experiment: Experiment, engine: Simulator, sent: list[Traffic], work
 
 
 def _rehearse(plan: Plan, experiment: Experiment) -> tuple[int, int]:
-    """Bytes before idle rounds and at their peak, by a fork of this process: it takes its memory with it, and has a peak of its own."""
+    """Return the bytes in use before idle rounds and at their peak.
+
+    A fork of this process runs them: its memory is freed with it, and it has a peak of its own.
+    """
     gc.collect()  # a fork should not begin with garbage
     give_memory_back()
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_idle_rounds,
-        args=(
-            plan,
-            _like(experiment.topology.at(1), plan.clients),
-            experiment.config.rounds,
-            there,
-        ),
-    )
-    process.start()
-    there.close()
-    try:
-        before, peak = here.recv()
-    except EOFError:
-        process.join()
-        raise WorkerError(
-            f"The rehearsal of a round ended with exit code {process.exitcode} (-9 is often a lack of memory)."
-        ) from None
-    process.join()
+    graph = _like(experiment.topology.at(1), plan.clients)
+    work = partial(_idle_rounds, plan, graph, experiment.config.rounds)
+    with closing(Child("The rehearsal of a round", work)) as child:
+        before, peak = child.receive()
     return before, peak
 
 
-def _idle_rounds(plan: Plan, graph: Graph, rounds: int, answer: Connection) -> None:
+def _idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connection) -> None:
     before = _peak()
     engine = Simulator(plan)
     engine.begin()
     for t in range(1, min(rounds, IDLE_ROUNDS) + 1):
         engine.round(t, graph)
     engine.finish(rounds + 1)
-    answer.send((before, _peak()))
+    connection.send((before, _peak()))
 
 
 def _like(graph: Graph, clients: int) -> Graph:

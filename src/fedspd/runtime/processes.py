@@ -1,62 +1,159 @@
-"""What every training process of ours has to see to."""
+"""The processes that train: how they are forked, which signals reach them and how they end."""
 
 import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import wait
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fedspd.core.errors import ConfigError
+import torch
+
+from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.machine import HAS_FORK
 
-STOPPING = {signal.SIGINT, signal.SIGTERM}
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from <malloc.h>
 MEGABYTE = 1 << 20
-
-
-def keep_memory() -> None:
-    """A step frees and wants back the same few megabytes; the allocator would return them to the system every time, and
-    the page faults cost a twentieth of the training. A C library without mallopt is left as it is.
-    """
-    if (mallopt := _of_c_library("mallopt")) is not None:
-        mallopt(M_MMAP_THRESHOLD, 32 * MEGABYTE)
-        mallopt(M_TRIM_THRESHOLD, 256 * MEGABYTE)
-
-
-def give_memory_back() -> None:
-    """Of what was kept, all that is free now: a list with a model of every client leaves as much behind as they took."""
-    if (malloc_trim := _of_c_library("malloc_trim")) is not None:
-        malloc_trim(0)
-
-
-def _of_c_library(name: str) -> Any:
-    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+JOIN_SECONDS = 5
 
 
 def require_fork(purpose: str) -> None:
-    """Refuse what runs in forks of this process on a system that has none."""
+    """Refuse what needs a child process on a system that cannot fork."""
     if not HAS_FORK:
         raise ConfigError(
             f"{purpose} needs a system that can fork a process, such as Linux or macOS."
         )
 
 
+class Child:
+    """A forked process that calls `work` with its end of a pipe to this process.
+
+    It ignores Ctrl-C, which its parent handles, ends with its parent, and has one torch thread. An
+    exception in `work` is raised by the parent's next `receive`.
+
+    name          the subject of a sentence about the process
+    hint          the sentence to add if it ends unexpectedly
+    has_children  whether `work` may start processes in turn; until it is closed, this one cannot exit
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Connection], None],
+        *,
+        hint: str = "",
+        has_children: bool = False,
+    ) -> None:
+        self.name, self.hint = name, hint
+        context = multiprocessing.get_context("fork")
+        self.connection, other_end = context.Pipe()
+        self._process = context.Process(
+            target=_run_child, args=(name, work, other_end), daemon=not has_children
+        )
+        with _stop_signals_blocked():
+            self._process.start()
+        other_end.close()
+
+    def send(self, message: object) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self._unexpected_end() from None
+
+    def receive(self) -> Any:
+        """Return the next message, None once `work` has returned, or raise the error that ended it."""
+        wait([self.connection, self._process.sentinel])
+        try:
+            if not self.connection.poll():
+                raise EOFError
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._unexpected_end() from None
+        if isinstance(message, FedspdError):
+            raise message
+        return message
+
+    def close(self) -> None:
+        """End the process, in the middle of its work if need be."""
+        self._process.terminate()
+        self._process.join(JOIN_SECONDS)
+        self.connection.close()
+
+    def _unexpected_end(self) -> WorkerError:
+        self._process.join(JOIN_SECONDS)
+        sentence = (
+            f"{self.name} ended with exit code {self._process.exitcode} (a negative code is the "
+            "signal that killed it; -9 often means that memory ran out)."
+        )
+        return WorkerError(f"{sentence} {self.hint}".rstrip())
+
+
+def _run_child(name: str, work: Callable[[Connection], None], connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)  # a fork cannot use the threads that its parent had
+    last_message: FedspdError | None = None
+    try:
+        work(connection)
+    except FedspdError as error:
+        last_message = error
+    except Exception:
+        last_message = WorkerError(f"{name} failed:\n{traceback.format_exc()}")
+    with suppress(OSError):  # the parent may be gone
+        connection.send(last_message)
+
+
 @contextmanager
-def signals_held_back() -> Iterator[None]:
-    """A child must not run the parent's handlers before it has set its own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+def _stop_signals_blocked() -> Iterator[None]:
+    """Keep a child from running its parent's handlers before it has set its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_with_parent() -> None:
-    """A parent that was killed cannot stop its workers; they would go on to the end of a step, perhaps for minutes."""
+def _end_with_parent() -> None:
+    """End this process when its parent does.
+
+    A parent that was killed cannot stop its children, which could compute for minutes more.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
+
+
+# ---- memory
+
+
+def keep_memory() -> None:
+    """Tell the allocator to keep freed memory.
+
+    A training step frees a few megabytes that the next one allocates. If the allocator returned
+    them to the system each time, page faults would take a twentieth of the training time.
+    """
+    if (mallopt := _c_function("mallopt")) is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 * MEGABYTE)
+        mallopt(M_TRIM_THRESHOLD, 256 * MEGABYTE)
+
+
+def give_memory_back() -> None:
+    """Return the free memory that was kept to the system.
+
+    A step that holds a model of every client for a moment leaves as much free memory behind.
+    """
+    if (malloc_trim := _c_function("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def _c_function(name: str) -> Any:
+    """Return a function of the C library, or None where the library does not have it."""
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None

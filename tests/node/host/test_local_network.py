@@ -161,7 +161,7 @@ def test_a_node_that_cannot_run_is_named_with_its_reason(tmp_path: Path) -> None
     (tmp_path / "plant/nodes/node-0/node.key").chmod(0o644)
     with pytest.raises(
         NodeError,
-        match=r"node-0 failed: '.*node.key' has the mode 0644.* \(Its log is '.*nodes/node-0/log.txt'",
+        match=r"node-0 failed: '.*node.key': mode = 0644.* \(Its log is '.*nodes/node-0/log.txt'",
     ):
         local_network.up(tmp_path / "plant", lambda nodes: None)
 

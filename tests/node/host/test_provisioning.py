@@ -11,7 +11,8 @@ from fedspd import config
 from fedspd.core.errors import ConfigError, DataError, FedspdError, RejectedError, StorageError
 from fedspd.experiment.build import build_experiment
 from fedspd.node.host import provisioning
-from fedspd.node.identity.credentials import Credentials, passport
+from fedspd.node.identity.certificates import parse_identity
+from fedspd.node.identity.credentials import Credentials
 from fedspd.node.identity.manifest import Manifest
 
 TINY = {"clients": 3, "topology": {"kind": "ring"}, "model": {"name": "linear"}}
@@ -97,7 +98,7 @@ def test_the_manifest_says_what_the_config_and_its_data_are(plant):
 def test_certificates_say_what_the_manifest_says(plant):
     manifest = Manifest.load(plant / "network.json")
     for member in manifest.members:
-        said = passport(Credentials.load(plant / "nodes" / member.name).certificate)
+        said = parse_identity(Credentials.load(plant / "nodes" / member.name).certificate)
         assert (said.network, said.name, said.client, said.address) == (
             manifest.network,
             member.name,
@@ -107,11 +108,11 @@ def test_certificates_say_what_the_manifest_says(plant):
         assert (said.neighbours, said.serial) == (member.neighbours, member.serial)
 
 
-def test_neighbours_on_the_ring_let_one_another_in_and_nobody_else(plant, gate_of):
+def test_neighbours_on_the_ring_let_one_another_in_and_nobody_else(plant, verifier_of):
     bundles = {name: plant / "nodes" / name for name in "abcd"}
-    assert gate_of(bundles["a"]).check(own(bundles["b"])).client == 1
+    assert verifier_of(bundles["a"]).verify(own(bundles["b"])).client == 1
     with pytest.raises(RejectedError, match="not a neighbour: 'c' and 'a' have no link"):
-        gate_of(bundles["a"]).check(own(bundles["c"]))
+        verifier_of(bundles["a"]).verify(own(bundles["c"]))
 
 
 def test_names_and_addresses_by_default_and_as_given(tmp_path):
@@ -151,12 +152,12 @@ def test_a_regression_has_no_classes(tmp_path):
     assert (manifest.shape, manifest.classes, manifest.size) == ((3,), 0, 4)
 
 
-def test_two_networks_of_one_config_do_not_know_one_another(tmp_path, gate_of):
+def test_two_networks_of_one_config_do_not_know_one_another(tmp_path, verifier_of):
     one, two = create(tmp_path / "one"), create(tmp_path / "two")
     assert one.network != two.network
     assert one.agreement != two.agreement
     with pytest.raises(RejectedError, match="foreign CA"):
-        gate_of(tmp_path / "one/nodes/node-0").check(own(tmp_path / "two/nodes/node-1"))
+        verifier_of(tmp_path / "one/nodes/node-0").verify(own(tmp_path / "two/nodes/node-1"))
 
 
 def test_plaintext_is_written_into_the_manifest(tmp_path):
@@ -180,7 +181,7 @@ REFUSED = {
         {},
         "holdout_clients = 2: newcomers are added with 'fedspd network add'",
     ),
-    "bad name": ({}, {"names": ["a", "b", "C"]}, "'C' is no name for a node"),
+    "bad name": ({}, {"names": ["a", "b", "C"]}, "name = 'C': not a node name"),
     "two of a name": ({}, {"names": ["a", "b", "a"]}, "The name 'a' is given twice"),
     "too few names": ({}, {"names": ["a", "b"]}, "There are 2 names of nodes, and clients = 3"),
     "too few addresses": (
@@ -193,15 +194,19 @@ REFUSED = {
         {"names": list("abc"), "addresses": {"a": "h:1", "b": "h:2", "d": "h:3"}},
         "'c' is among the names",
     ),
-    "bad address": ({}, {"addresses": {"a": "h:1", "b": "h:2", "c": "h"}}, "'h' is no address"),
+    "bad address": (
+        {},
+        {"addresses": {"a": "h:1", "b": "h:2", "c": "h"}},
+        "address = 'h': not an address",
+    ),
     "two of an address": (
         {},
         {"addresses": {"a": "h:1", "b": "h:1", "c": "h:2"}},
-        'members.address = "h:1" belongs to 2 nodes',
+        'members.address = "h:1": used by 2 nodes',
     ),
-    "ports run out": ({}, {"port": 65534}, "'127.0.0.1:65536' is no address"),
-    "bad host": ({}, {"host": "a b"}, "'a b:7700' is no address"),
-    "days": ({}, {"days": 0}, "days = 0: expected at least 1"),
+    "ports run out": ({}, {"port": 65534}, "address = '127.0.0.1:65536': not an address"),
+    "bad host": ({}, {"host": "a b"}, "address = 'a b:7700': not an address"),
+    "days": ({}, {"days": 0}, "days = 0: not a possible lifetime"),
     "no such model": ({"model": {"name": "lniear"}}, {}, "did you mean 'linear'?"),
     "model does not fit": ({"model": {"name": "cnn"}}, {"example": ((3,), 2)}, "shape (3,)"),
     "bad shape": ({}, {"example": ((0,), 2)}, "has shape (0,)"),
@@ -261,7 +266,7 @@ def test_of_two_that_make_one_network_at_once_one_is_refused(tmp_path):
     assert [end for end in ends if isinstance(end, str)] == [
         Manifest.load(tmp_path / "plant/network.json").network
     ]
-    assert passport(own(tmp_path / "plant/nodes/node-0")).network in ends
+    assert parse_identity(own(tmp_path / "plant/nodes/node-0")).network in ends
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")

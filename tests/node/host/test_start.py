@@ -65,7 +65,7 @@ def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
     ):
         start.run(tmp_path)
     with pytest.raises(
-        StorageError, match=r"manifest\.json' cannot be read \(File name too long\)"
+        StorageError, match=r"manifest\.json': cannot be read \(File name too long\)"
     ):
         start.run(tmp_path / (300 * "a"))
 
@@ -92,7 +92,7 @@ def test_a_bundle_whose_certificate_is_no_node_s(plant: Path) -> None:
     shutil.copy(bundle / "ca.crt", bundle / "node.crt")
     with pytest.raises(
         StorageError,
-        match=r"a/node\.crt' is not the certificate of a node: copy the whole bundle again",
+        match=r"a/node\.crt': not the certificate of a node; .* Copy the complete bundle again",
     ):
         start.run(bundle)
 
@@ -143,7 +143,7 @@ def test_a_bundle_of_another_user(plant: Path) -> None:
     (plant / "nodes/a").chmod(0)
     with pytest.raises(
         StorageError,
-        match=r"manifest\.json' cannot be read \(Permission denied\): use the account that it belongs to",
+        match=r"manifest\.json': cannot be read \(Permission denied\)\. Run the command as the user",
     ):
         start.run(plant / "nodes/a")
 
@@ -270,7 +270,9 @@ def test_a_port_that_is_taken(plant: Path) -> None:
 
 
 def test_an_address_to_listen_on_that_is_none(plant: Path) -> None:
-    with pytest.raises(ConfigError, match="'everywhere' is no address: expected host:port"):
+    with pytest.raises(
+        ConfigError, match="address = 'everywhere': not an address; expected host:port"
+    ):
         start.run(plant / "nodes/a", listen="everywhere")
 
 

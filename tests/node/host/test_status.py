@@ -159,7 +159,7 @@ def test_whoever_speaks_no_http_or_too_much_is_hung_up_on(tmp_path: Path) -> Non
 def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="There are no rounds of a node in"):
         status_of(tmp_path)
-    with pytest.raises(StorageError, match=r"run\.json' cannot be read \(File name too long\)"):
+    with pytest.raises(StorageError, match=r"run\.json': cannot be read \(File name too long\)"):
         status_of(tmp_path / (300 * "a"))
     record = RunFolder(tmp_path)
     record.begin({"node": "a"})

@@ -1,4 +1,4 @@
-"""The list of revoked certificates: it counts as soon as it is there, and a broken one never does."""
+"""Revocation lists: a valid list takes effect at once, and an invalid one never does."""
 
 import logging
 import os
@@ -12,119 +12,126 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedspd.core.errors import RejectedError, StorageError
 from fedspd.node.identity import certificates
-from fedspd.node.identity.credentials import Authority, CertificateVerifier, passport
+from fedspd.node.identity.certificates import RevocationList, parse_identity
+from fedspd.node.identity.credentials import Authority, CertificateVerifier
 
-PLACE = "127.0.0.1:7700"
+ADDRESS = "127.0.0.1:7700"
 
 
-def refuses(gate: CertificateVerifier, certificate: bytes) -> bool:
-    with pytest.raises(RejectedError) as refused:
-        gate.check(certificate)
-    return str(refused.value).startswith("revoked: the certificate of 'b' with the serial number ")
+def rejects(verifier: CertificateVerifier, certificate: bytes) -> bool:
+    """Return whether the certificate of b is rejected because it is revoked."""
+    with pytest.raises(RejectedError) as rejected:
+        verifier.verify(certificate)
+    return str(rejected.value).startswith("revoked: the certificate of 'b' (serial number ")
 
 
 @pytest.fixture
-def b(authority):
-    return authority.issue("b", 1, ["a"], PLACE).certificate
+def b(authority) -> bytes:
+    """The certificate of node b, a neighbour of a."""
+    return authority.issue("b", 1, ["a"], ADDRESS).certificate
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """As `fedspd network` does: a new file under the old name."""
+    """Replace a file as `fedspd network revoke` does: by a new file of the same name."""
     path.with_suffix(".new").write_bytes(content)
     os.replace(path.with_suffix(".new"), path)
 
 
-def test_a_revoked_node_is_refused_as_soon_as_the_list_is_there(gate, bundle, authority, b):
-    assert gate.check(b).name == "b"
-    assert not gate.revoked(passport(b).serial)
-    authority.revoke(passport(b).serial)
-    assert gate.check(b).name == "b"  # the device does not have the list yet
-    replace_file(bundle / "revoked.crl", authority.crl())
-    assert refuses(gate, b)
-    assert gate.revoked(passport(b).serial)
-    assert (
-        gate.check(authority.issue("b", 1, ["a"], PLACE).certificate).name == "b"
-    )  # it is the certificate that is revoked
+def test_verifier_rejects_a_revoked_certificate_once_the_list_arrives(
+    verifier, bundle, authority, b
+):
+    serial = parse_identity(b).serial
+    assert verifier.verify(b).name == "b"
+    assert not verifier.is_revoked(serial)
+    authority.revoke(serial)
+    assert verifier.verify(b).name == "b"  # the device does not have the list yet
+    replace_file(bundle / "revoked.crl", authority.encode_crl())
+    assert rejects(verifier, b)
+    assert verifier.is_revoked(serial)
+    other_serial = authority.issue("b", 1, ["a"], ADDRESS).certificate
+    assert verifier.verify(other_serial).name == "b"  # a list names certificates, not nodes
 
 
-def broken_lists(authority: Authority) -> dict[str, bytes]:
-    serial = x509.random_serial_number()
-    stranger = Authority.create()
-    stranger.revoke(serial)
-    key = certificates.new_key()
-    false = Authority(
-        key,
-        certificates.authority_certificate(authority.network, key, 10),
-        certificates.Revocations(99, {}),
-    )
+def invalid_lists(authority: Authority) -> dict[str, bytes]:
+    foreign = Authority.create()
+    foreign.revoke(x509.random_serial_number())
+    key, certificate = authority._key, authority._certificate
+    other_key = certificates.generate_key()
+    namesake = certificates.issue_authority(authority.network, other_key, 10)
     unnumbered = x509.CertificateRevocationListBuilder(
-        authority._certificate.subject, datetime.now(UTC), datetime.now(UTC) + timedelta(1)
+        certificate.subject, datetime.now(UTC), datetime.now(UTC) + timedelta(1)
     )
     return {
         "empty": b"",
-        "cut off": authority.crl()[:100],
-        "of another authority": stranger.crl(),
-        "of another authority of the same name": false.crl(),
-        "without a number": unnumbered.sign(authority._key, SHA256()).public_bytes(Encoding.PEM),
-        "older": Authority(
-            authority._key, authority._certificate, certificates.Revocations(0, {})
-        ).crl(),
+        "truncated": authority.encode_crl()[:100],
+        "foreign authority": foreign.encode_crl(),
+        "foreign authority of the same name": RevocationList(99, {}).sign(namesake, other_key),
+        "without a number": unnumbered.sign(key, SHA256()).public_bytes(Encoding.PEM),
+        "older": RevocationList(0, {}).sign(certificate, key),
     }
 
 
-@pytest.mark.parametrize("kind", broken_lists(Authority.create()))
-def test_a_broken_list_is_complained_about_once_and_the_last_good_one_holds(
-    gate, bundle, authority, b, caplog, kind
+@pytest.mark.parametrize("kind", invalid_lists(Authority.create()))
+def test_verifier_logs_an_invalid_list_once_and_keeps_the_last_valid_one(
+    verifier, bundle, authority, b, caplog, kind
 ):
-    authority.revoke(passport(b).serial)
-    replace_file(bundle / "revoked.crl", authority.crl())
-    assert refuses(gate, b)
+    authority.revoke(parse_identity(b).serial)
+    replace_file(bundle / "revoked.crl", authority.encode_crl())
+    assert rejects(verifier, b)
     with caplog.at_level(logging.WARNING, logger="fedspd.node"):
-        replace_file(bundle / "revoked.crl", broken_lists(authority)[kind])
-        assert [refuses(gate, b) for _ in range(3)] == [True] * 3
-    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
-    assert "The last good list of revoked nodes still holds" in caplog.text
-    assert str(bundle / "revoked.crl") in caplog.text
+        replace_file(bundle / "revoked.crl", invalid_lists(authority)[kind])
+        assert [rejects(verifier, b) for _ in range(3)] == [True] * 3
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    start = "revocation list rejected, last valid list kept: problem=\"'"
+    assert record.getMessage().startswith(f"{start}{bundle / 'revoked.crl'}'")
 
 
-def test_a_list_that_went_away_still_holds_and_a_good_one_counts_again(
-    gate, bundle, authority, b, caplog
+def test_verifier_keeps_a_deleted_list_and_loads_the_next_one(
+    verifier, bundle, authority, b, caplog
 ):
     (bundle / "revoked.crl").unlink()
-    assert gate.check(b).name == "b"
+    assert verifier.verify(b).name == "b"
     assert "cannot be read" in caplog.text
-    authority.revoke(passport(b).serial)
-    replace_file(bundle / "revoked.crl", authority.crl())
-    assert refuses(gate, b)
+    authority.revoke(parse_identity(b).serial)
+    replace_file(bundle / "revoked.crl", authority.encode_crl())
+    with caplog.at_level(logging.INFO, logger="fedspd.node"):
+        assert rejects(verifier, b)
+    loaded = f"revocation list loaded: path={bundle / 'revoked.crl'} revoked=1"
+    assert caplog.messages[-1] == loaded
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in broken_lists(Authority.create()) if kind != "older"]
+    "kind", [kind for kind in invalid_lists(Authority.create()) if kind != "older"]
 )
-def test_a_node_does_not_start_with_a_broken_list(bundle, authority, gate_of, kind):
-    (bundle / "revoked.crl").write_bytes(broken_lists(authority)[kind])
+def test_verifier_does_not_start_with_an_invalid_list(bundle, authority, verifier_of, kind):
+    (bundle / "revoked.crl").write_bytes(invalid_lists(authority)[kind])
     with pytest.raises(
-        StorageError, match=r"revoked\.crl' is (damaged|not signed by the network's authority)"
+        StorageError, match=r"revoked\.crl': (damaged|not signed by this network's)"
     ):
-        gate_of(bundle)
+        verifier_of(bundle)
 
 
-def test_an_authority_is_the_same_after_it_was_saved(authority, tmp_path, b):
-    authority.revoke(passport(b).serial)
-    for name, content in authority.files().items():
+def test_authority_keeps_its_revocations_when_saved(authority, tmp_path, b):
+    authority.revoke(parse_identity(b).serial)
+    for name, content in authority.encode_files().items():
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(0o600)
-    again = Authority.load(tmp_path)
-    assert again.network == authority.network
-    assert again.revoked(passport(b).serial)
-    c = again.issue("c", 2, ["a"], PLACE)
-    again.revoke(passport(c.certificate).serial)
-    listed = x509.load_pem_x509_crl(again.crl())
-    assert {entry.serial_number for entry in listed} == {
-        passport(b).serial,
-        passport(c.certificate).serial,
-    }
-    assert listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 2
-    (tmp_path / "ca.key").write_bytes(Authority.create().files()["ca.key"])
-    with pytest.raises(StorageError, match=r"ca\.key' does not belong to ca\.crt"):
+    loaded = Authority.load(tmp_path)
+    assert loaded.network == authority.network
+    assert loaded.is_revoked(parse_identity(b).serial)
+    c = loaded.issue("c", 2, ["a"], ADDRESS).certificate
+    loaded.revoke(parse_identity(c).serial)
+    crl = x509.load_pem_x509_crl(loaded.encode_crl())
+    serials = {parse_identity(b).serial, parse_identity(c).serial}
+    assert {entry.serial_number for entry in crl} == serials
+    assert crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 2
+
+
+def test_authority_rejects_a_key_of_another_authority(authority, tmp_path):
+    for name, content in authority.encode_files().items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "ca.key").write_bytes(Authority.create().encode_files()["ca.key"])
+    (tmp_path / "ca.key").chmod(0o600)
+    with pytest.raises(StorageError, match=r"ca\.key': not the key of ca\.crt"):
         Authority.load(tmp_path)

@@ -12,7 +12,8 @@ import torch
 
 from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
 from fedspd.core.keys import Key
-from fedspd.node.identity.credentials import Credentials, host_name
+from fedspd.node.identity.certificates import host_name
+from fedspd.node.identity.credentials import Credentials
 from fedspd.node.wire.codec import CHUNK, CHUNK_FRAME, WireLimits, encode, frames, pack
 from fedspd.node.wire.grpc_transport import SERVICE
 from fedspd.node.wire.messages import Offer

@@ -12,7 +12,8 @@ import pytest
 
 from fedspd.core.errors import ConfigError, NodeError, RejectedError, UnreachableError
 from fedspd.node.host.provisioning import add, revoke
-from fedspd.node.identity.credentials import Authority, Credentials, host_name, now
+from fedspd.node.identity.certificates import host_name, now
+from fedspd.node.identity.credentials import Authority, Credentials
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.wire.codec import WireLimits, encode
 from fedspd.node.wire.grpc_transport import SERVICE, GrpcTransport, TlsContext

@@ -24,7 +24,7 @@ from fedspd.data import own
 from fedspd.data.federation import scaled
 from fedspd.experiment.build import build_algorithm, build_learner
 from fedspd.node.host.bundle import manifest_of, part_in, whose
-from fedspd.node.identity.manifest import Manifest, is_here
+from fedspd.node.identity.manifest import Manifest, file_exists
 from fedspd.node.peer.journal import check_same
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
@@ -38,7 +38,7 @@ def finished(bundle: Path, state: Path | None = None) -> BlockRunner:
     manifest = manifest_of(bundle)
     me = whose(bundle, manifest)
     folder = state or bundle / "state"
-    if not is_here(folder / "run.json"):
+    if not file_exists(folder / "run.json"):
         raise StorageError(
             f"There are no rounds of a node in '{folder}': run it first, or say where they are with --state."
         )

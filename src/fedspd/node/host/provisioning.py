@@ -16,15 +16,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedspd.core.errors import ConfigError, RejectedError, StorageError
+from fedspd.core.errors import ConfigError, StorageError
 from fedspd.node.identity.certificates import (
-    NodeIdentity,
-    Revocations,
-    certificate_pem,
+    RevocationList,
+    parse_identity,
     read_certificate,
+    read_identity,
 )
-from fedspd.node.identity.credentials import NODE_DAYS, Authority, Credentials, passport
-from fedspd.node.identity.manifest import Json, Manifest, Member, check_address, check_name, is_here
+from fedspd.node.identity.credentials import NODE_DAYS, Authority, Credentials
+from fedspd.node.identity.manifest import (
+    Json,
+    Manifest,
+    Member,
+    check_address,
+    check_name,
+    file_exists,
+)
 from fedspd.storage.lock import Lock
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ def create(
     )
     manifest.check()
     with _vacant(out) as draft:
-        text, files = manifest.text(), authority.files()
+        text, files = manifest.to_json(), authority.encode_files()
         for member, own in zip(manifest.members, credentials, strict=True):
             _write_bundle(draft / "nodes" / member.name, own, files["revoked.crl"], text)
         _write(draft, {**files, "network.json": text.encode()})
@@ -95,7 +102,7 @@ def add(
         ]
         manifest = replace(manifest, members=(*linked, _member(credentials)))
         manifest.check()
-        text = manifest.text()
+        text = manifest.to_json()
         with _new_folder(network / "nodes" / name) as draft:
             _write_bundle(draft, credentials, (network / "revoked.crl").read_bytes(), text)
         _write(network, {"network.json": text.encode()})
@@ -112,9 +119,9 @@ def revoke(network: Path, name: str) -> Member:
             raise ConfigError(
                 f"Node {name} cannot be shut out: this network is for plaintext, where anybody can speak in any node's name."
             )
-        if not authority.revoked(member.serial):
+        if not authority.is_revoked(member.serial):
             authority.revoke(member.serial)
-        crl = {"revoked.crl": authority.crl()}
+        crl = {"revoked.crl": authority.encode_crl()}
         for folder in (network, *bundles(network, manifest)):
             _write(folder, crl)
     return member
@@ -122,7 +129,7 @@ def revoke(network: Path, name: str) -> Member:
 
 def show(network: Path) -> Json:
     manifest = _manifest_of(network)
-    revoked = Revocations.read(network / "revoked.crl", read_certificate(network / "ca.crt")).since
+    crl = RevocationList.read(network / "revoked.crl", read_certificate(network / "ca.crt"))
     nodes = [
         {
             "name": member.name,
@@ -131,7 +138,7 @@ def show(network: Path) -> Json:
             "neighbours": list(member.neighbours),
             "serial": f"{member.serial:x}",
             "until": _until(network / "nodes" / member.name / "node.crt"),
-            "revoked": member.serial in revoked,
+            "revoked": member.serial in crl.revoked_at,
         }
         for member in manifest.members
     ]
@@ -150,16 +157,6 @@ def bundles(network: Path, manifest: Manifest) -> list[Path]:
         for member in manifest.members
         if (folder := network / "nodes" / member.name).is_dir()
     ]
-
-
-def read_passport(certificate: Path) -> NodeIdentity:
-    """What the node.crt of a bundle says."""
-    try:
-        return passport(certificate_pem(read_certificate(certificate)))
-    except RejectedError:
-        raise StorageError(
-            f"'{certificate}' is not the certificate of a node: copy the whole bundle again."
-        ) from None
 
 
 def read_addresses(path: Path) -> dict[str, str]:
@@ -270,7 +267,7 @@ def _learner(
 
 
 def _member(credentials: Credentials) -> Member:
-    said = passport(credentials.certificate)
+    said = parse_identity(credentials.certificate)
     return Member(said.name, said.client, said.address, said.neighbours, said.serial)
 
 
@@ -284,7 +281,7 @@ def _refuse_newcomer(
     if not neighbours:
         raise ConfigError(f"The node '{name}' has no neighbours: expected at least one.")
     for neighbour in neighbours:
-        if authority.revoked(manifest.member(neighbour).serial):
+        if authority.is_revoked(manifest.member(neighbour).serial):
             raise ConfigError(
                 f"'{neighbour}' cannot be a neighbour, as it is revoked: choose others."
             )
@@ -299,14 +296,16 @@ def _next_address(manifest: Manifest) -> str:
 
 def _until(certificate: Path) -> str | None:
     """Of a bundle that is here, and for this user to read."""
-    return read_passport(certificate).until.isoformat() if os.access(certificate, os.R_OK) else None
+    if not os.access(certificate, os.R_OK):
+        return None
+    return read_identity(certificate).valid_until.isoformat()
 
 
 # ---- on disk
 
 
 def _manifest_of(network: Path) -> Manifest:
-    if not is_here(network / "network.json"):
+    if not file_exists(network / "network.json"):
         raise StorageError(
             f"'{network}' is no network, as there is no network.json in it: make one with 'fedspd network create'."
         )

@@ -1,9 +1,10 @@
-"""Who a node is, and whom it believes.
+"""A node's credentials, the verification of its peers, and the authority of a network.
 
-BUNDLE/                    all that a device needs
-  manifest.json            what the network has agreed on (manifest.py)
-  node.key  node.crt       the node's key, for its eyes only, and its certificate, which says what a NodeIdentity says
-  ca.crt    revoked.crl    the certificate of the network's own authority, and its list of those that count no more
+BUNDLE/              everything that a device needs
+  manifest.json      the agreement of the network and its members (manifest.py)
+  node.key node.crt  the node's private key, and its certificate, which states its `NodeIdentity`
+  ca.crt             the certificate of the network's authority
+  revoked.crl        the authority's list of revoked certificates
 """
 
 import logging
@@ -20,31 +21,24 @@ from fedspd.node.identity.certificates import (
     Certificate,
     NodeIdentity,
     PrivateKey,
-    Revocations,
-    host_name,
+    RevocationList,
+    encode_certificate,
+    encode_key,
     now,
-    passport,
+    parse_identity,
+    read_certificate,
+    read_key,
 )
-
-__all__ = [
-    "Authority",
-    "CertificateVerifier",
-    "Credentials",
-    "NodeIdentity",
-    "host_name",
-    "now",
-    "passport",
-]
 
 AUTHORITY_DAYS = 3653  # ten years
 NODE_DAYS = 365
 Clock = Callable[[], datetime]
-logger = logging.getLogger("fedspd.node")
+log = logging.getLogger("fedspd.node")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """As PEM."""
+    """The authority's certificate, a node's certificate and its private key, each as PEM."""
 
     ca: bytes
     certificate: bytes
@@ -52,166 +46,167 @@ class Credentials:
 
     @classmethod
     def load(cls, bundle: Path, clock: Clock = now) -> "Credentials":
-        """Those of a bundle, if a node can live with them."""
-        ca, certificate = (
-            certificates.read_certificate(bundle / name) for name in ("ca.crt", "node.crt")
-        )
-        key = certificates.read_key(bundle / "node.key")
+        """Load the credentials of a bundle, and check that they belong together and are valid."""
+        ca, certificate = read_certificate(bundle / "ca.crt"), read_certificate(bundle / "node.crt")
+        key = read_key(bundle / "node.key")
         if key.public_key() != certificate.public_key():
             raise StorageError(
-                f"'{bundle / 'node.key'}' does not belong to node.crt beside it: copy the whole bundle again."
+                f"'{bundle / 'node.key'}': not the key of node.crt in the same folder; "
+                "expected both from one bundle. Copy the complete bundle again."
             )
-        if not certificates.issued(certificate, ca):
+        if not certificates.is_issued_by(certificate, ca):
             raise StorageError(
-                f"'{bundle / 'node.crt'}' was not issued by the authority of ca.crt beside it: copy the whole bundle again."
+                f"'{bundle / 'node.crt'}': not issued by the authority of ca.crt in the same "
+                "folder; expected both from one bundle. Copy the complete bundle again."
             )
-        if late := certificates.wrong_time(certificate, clock()):
+        if problem := certificates.validity_problem(certificate, clock()):
             raise NodeError(
-                f"'{bundle / 'node.crt'}' is {late}: look at this machine's clock, or add a new node to the network."
+                f"'{bundle / 'node.crt'}': {problem}. Set this device's clock, or issue a new "
+                "bundle with 'fedspd network add'."
             )
-        return cls(
-            certificates.certificate_pem(ca),
-            certificates.certificate_pem(certificate),
-            certificates.key_pem(key),
-        )
+        return cls(encode_certificate(ca), encode_certificate(certificate), encode_key(key))
 
 
 class CertificateVerifier:
-    """Decides on peers. Whoever is revoked stays out from the moment that revoked.crl says so: the file may change at any time."""
+    """Verifies the certificates of peers.
 
-    def __init__(self, bundle: Path, me: NodeIdentity, clock: Clock = now) -> None:
-        self.me, self._clock = me, clock
-        self._ca = certificates.read_certificate(bundle / "ca.crt")
-        self._file = bundle / "revoked.crl"
-        self._seen = self._stamp()
-        self._list = Revocations.read(self._file, self._ca)
+    It reads revoked.crl again whenever the file changes, so a revocation needs no restart.
+    """
 
-    def check(self, certificate: bytes) -> NodeIdentity:
-        """Whose certificate it is; else RejectedError, with a sentence that begins with the reason and a colon."""
+    def __init__(self, bundle: Path, own: NodeIdentity, clock: Clock = now) -> None:
+        self.own, self._clock = own, clock
+        self._ca = read_certificate(bundle / "ca.crt")
+        self._crl_path = bundle / "revoked.crl"
+        self._crl_stamp = self._stamp()
+        self._crl = RevocationList.read(self._crl_path, self._ca)
+
+    def verify(self, certificate: bytes) -> NodeIdentity:
+        """Return the identity in a peer's certificate.
+
+        Raise RejectedError, with a message of the form `reason: sentence`, if it is not valid.
+        """
         try:
-            parsed = certificates.parse(certificate)
+            parsed = certificates.parse_certificate(certificate)
         except ValueError:
+            raise RejectedError("malformed: the peer's certificate cannot be parsed.") from None
+        if not certificates.is_issued_by(parsed, self._ca):
+            issuer = certificates.issuer_name(parsed)
             raise RejectedError(
-                "malformed: the peer has no certificate that can be read."
-            ) from None
-        if not certificates.issued(parsed, self._ca):
-            raise RejectedError(
-                f"foreign CA: the peer's certificate is by '{certificates.issuer(parsed)}', not by this network's authority."
+                f"foreign CA: the peer's certificate was issued by '{issuer}', "
+                "not by this network's authority."
             )
-        peer = passport(certificate)
-        self._refuse_invalid(parsed, peer)
-        if peer.name not in self.me.neighbours and self.me.name not in peer.neighbours:
+        peer = parse_identity(certificate)
+        self._reject_invalid(parsed, peer)
+        if peer.name not in self.own.neighbours and self.own.name not in peer.neighbours:
             raise RejectedError(
-                f"not a neighbour: '{peer.name}' and '{self.me.name}' have no link."
+                f"not a neighbour: '{peer.name}' and '{self.own.name}' have no link."
             )
         return peer
 
-    def _refuse_invalid(self, certificate: Certificate, peer: NodeIdentity) -> None:
-        if peer.network != self.me.network:
+    def _reject_invalid(self, certificate: Certificate, peer: NodeIdentity) -> None:
+        if peer.network != self.own.network:
             raise RejectedError(
-                f"foreign network: the node '{peer.name}' belongs to the network {peer.network}, not to {self.me.network}."
+                f"foreign network: '{peer.name}' belongs to the network {peer.network}, "
+                f"not to {self.own.network}."
             )
-        if late := certificates.wrong_time(certificate, self._clock()):
-            raise RejectedError(f"{late} (the certificate of '{peer.name}').")
-        if self.revoked(peer.serial):
+        if problem := certificates.validity_problem(certificate, self._clock()):
+            raise RejectedError(f"{problem} (node '{peer.name}').")
+        if self.is_revoked(peer.serial):
             raise RejectedError(
-                f"revoked: the certificate of '{peer.name}' with the serial number {peer.serial:x} is in revoked.crl."
+                f"revoked: the certificate of '{peer.name}' (serial number {peer.serial:x}) "
+                "is listed in revoked.crl."
             )
 
-    def revoked(self, serial: int) -> bool:
-        if (stamp := self._stamp()) != self._seen:
-            self._seen = stamp  # a broken file is complained about once, not at every call
-            self._renew()
-        return serial in self._list.since
+    def is_revoked(self, serial: int) -> bool:
+        """Return whether the current revoked.crl lists the serial number."""
+        if (stamp := self._stamp()) != self._crl_stamp:
+            self._crl_stamp = stamp  # so that a broken file is logged once, not at every call
+            self._reload()
+        return serial in self._crl.revoked_at
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self._file)
+            found = os.stat(self._crl_path)
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _renew(self) -> None:
-        """Whatever is wrong with the new list, and be it that it is older, the last good one holds."""
+    def _reload(self) -> None:
+        """Replace the list, unless the new one is damaged, missing, forged or older."""
         try:
-            found = Revocations.read(self._file, self._ca)
-            if found.number < self._list.number:
+            found = RevocationList.read(self._crl_path, self._ca)
+            if found.number < self._crl.number:
                 raise StorageError(
-                    f"'{self._file}' is list number {found.number}, and number {self._list.number} was here before."
+                    f"'{self._crl_path}': number = {found.number} is older than the list in use; "
+                    f"expected at least {self._crl.number}. Copy revoked.crl again."
                 )
         except StorageError as error:
-            logger.warning("The last good list of revoked nodes still holds: %s", error)
+            log.error('revocation list rejected, last valid list kept: problem="%s"', error)
         else:
-            self._list = found
-            logger.info("'%s' was read again: %d nodes are revoked.", self._file, len(found.since))
+            self._crl = found
+            revoked = len(found.revoked_at)
+            log.info("revocation list loaded: path=%s revoked=%d", self._crl_path, revoked)
 
 
 class Authority:
-    """The network's own: its certificate has the network's name."""
+    """The certificate authority of one network, whose name it carries."""
 
-    def __init__(self, key: PrivateKey, certificate: Certificate, revocations: Revocations) -> None:
-        self._key, self._certificate, self._revocations = key, certificate, revocations
-        self.network = certificates.authority_network(certificate)
+    def __init__(self, key: PrivateKey, certificate: Certificate, crl: RevocationList) -> None:
+        self._key, self._certificate, self._crl = key, certificate, crl
+        self.network = certificates.network_of(certificate)
 
     @classmethod
     def create(cls) -> "Authority":
-        key = certificates.new_key()
-        return cls(
-            key,
-            certificates.authority_certificate(secrets.token_hex(16), key, AUTHORITY_DAYS),
-            Revocations(0, {}),
-        )
+        """Create the authority of a new network with a random name."""
+        key = certificates.generate_key()
+        certificate = certificates.issue_authority(secrets.token_hex(16), key, AUTHORITY_DAYS)
+        return cls(key, certificate, RevocationList(0, {}))
 
     @classmethod
     def load(cls, folder: Path) -> "Authority":
-        certificate, key = (
-            certificates.read_certificate(folder / "ca.crt"),
-            certificates.read_key(folder / "ca.key"),
-        )
+        """Load the authority from the folder of its network."""
+        certificate, key = read_certificate(folder / "ca.crt"), read_key(folder / "ca.key")
         if key.public_key() != certificate.public_key():
             raise StorageError(
-                f"'{folder / 'ca.key'}' does not belong to ca.crt beside it: restore both from one copy."
+                f"'{folder / 'ca.key'}': not the key of ca.crt in the same folder; expected both "
+                "from one network. Restore both from one copy."
             )
-        return cls(key, certificate, Revocations.read(folder / "revoked.crl", certificate))
+        return cls(key, certificate, RevocationList.read(folder / "revoked.crl", certificate))
 
-    def files(self) -> dict[str, bytes]:
-        """As `load` reads them."""
+    def encode_files(self) -> dict[str, bytes]:
+        """Return the files that `load` reads, by name."""
         return {
-            "ca.key": certificates.key_pem(self._key),
-            "ca.crt": certificates.certificate_pem(self._certificate),
-            "revoked.crl": self.crl(),
+            "ca.key": encode_key(self._key),
+            "ca.crt": encode_certificate(self._certificate),
+            "revoked.crl": self.encode_crl(),
         }
+
+    def encode_crl(self) -> bytes:
+        """Return the signed list of revoked certificates as PEM."""
+        return self._crl.sign(self._certificate, self._key)
 
     def issue(
         self, name: str, client: int, neighbours: Sequence[str], address: str, days: int = NODE_DAYS
     ) -> Credentials:
-        """A new key, and a certificate for it."""
-        left = self._certificate.not_valid_after_utc - now()
-        if not 1 <= days <= left.days:
+        """Generate a key for a node and issue a certificate for it."""
+        days_left = (self._certificate.not_valid_after_utc - now()).days
+        if not 1 <= days <= days_left:
             raise ConfigError(
-                f"days = {days}: expected at least 1, and at most the {left.days} that the network's authority has left."
+                f"days = {days}: not a possible lifetime of a certificate; expected 1 to "
+                f"{days_left}, the days left for the network's authority."
             )
-        key, uri = (
-            certificates.new_key(),
-            certificates.passport_uri(self.network, name, client, neighbours, address),
-        )
-        certificate = certificates.node_certificate(
-            self._certificate, self._key, key, name, uri, days
-        )
+        key = certificates.generate_key()
+        uri = certificates.identity_uri(self.network, name, client, neighbours, address)
+        certificate = certificates.issue_node(self._certificate, self._key, key, name, uri, days)
         return Credentials(
-            certificates.certificate_pem(self._certificate),
-            certificates.certificate_pem(certificate),
-            certificates.key_pem(key),
+            encode_certificate(self._certificate), encode_certificate(certificate), encode_key(key)
         )
 
-    def revoked(self, serial: int) -> bool:
-        return serial in self._revocations.since
+    def is_revoked(self, serial: int) -> bool:
+        """Return whether the certificate with this serial number is revoked."""
+        return serial in self._crl.revoked_at
 
     def revoke(self, serial: int) -> None:
-        before = self._revocations
-        self._revocations = replace(
-            before, number=before.number + 1, since={serial: now(), **before.since}
-        )
-
-    def crl(self) -> bytes:
-        return self._revocations.signed(self._certificate, self._key)
+        """Add the certificate with this serial number to the list, which gets the next number."""
+        revoked_at = {serial: now(), **self._crl.revoked_at}
+        self._crl = replace(self._crl, number=self._crl.number + 1, revoked_at=revoked_at)

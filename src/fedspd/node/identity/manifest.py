@@ -1,4 +1,4 @@
-"""What the peers of a network have agreed on, and who they are, as one JSON file that each of them holds."""
+"""The agreement of a network and its members, as one JSON file that every node holds."""
 
 import hashlib
 import json
@@ -15,18 +15,17 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedspd.core.errors import ConfigError, StorageError, nearest
 
-FORMAT = 1
-NAME = re.compile(
-    r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
-)  # a folder, a DNS label, and no option of a command line
+FORMAT = 2
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # also a folder and a DNS label
 NETWORK = re.compile(r"[0-9a-f]{32}")
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
+DEVICE_DATA_KEYS = ("name", "second")
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Member:
-    """A node: its number in the simulated network, where it can be called, and the serial number of its certificate."""
+    """A node of the network: its client number, its address and its certificate's serial number."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -39,121 +38,134 @@ class Member:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`members` are those of when the file was written: the rest is agreed on, they may come and go."""
+    """The agreement of a network, and its members when the file was written.
+
+    Members may join and be revoked later; the agreement never changes.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    network: str  # 128 random bits in hexadecimal digits
-    secure: bool  # false only where plaintext was asked for when the network was created
-    config: Json  # as config.as_dict gives it
+    network: str  # 128 random bits as hexadecimal digits
+    secure: bool  # false only if the network was created with --insecure-plaintext
+    config: Json  # from config.as_dict
     shape: tuple[int, ...]  # of an example
-    classes: int  # 0: regression
-    size: int  # numbers in a model
+    classes: int  # 0 for a regression
+    size: int  # parameters of a model, buffers included
     dtype: Literal["float32", "float64"]
     members: tuple[Member, ...]
 
     @property
     def agreement(self) -> str:
-        """The hash of all that peers must have in common."""
+        """The SHA-256 of everything that peers must have in common."""
         common = {
             "network": self.network,
-            "config": _shared(self.config),
+            "config": _shared_config(self.config),
             "shape": self.shape,
             "classes": self.classes,
+            "size": self.size,
+            "dtype": self.dtype,
         }
-        text = json.dumps(
-            common | {"size": self.size, "dtype": self.dtype},
-            sort_keys=True,
-            separators=(",", ":"),
-            allow_nan=False,
-        )
+        text = json.dumps(common, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def member(self, name: str) -> Member:
+        """Return the member of that name."""
         for member in self.members:
             if member.name == name:
                 return member
-        raise ConfigError(
-            f"There is no node '{name}' in the network; {nearest(name, (member.name for member in self.members))}"
-        )
+        known = (member.name for member in self.members)
+        raise ConfigError(f"node = '{name}': not in this network; {nearest(name, known)}")
 
     def save(self, path: Path) -> None:
-        from fedspd.storage.atomic import (
-            write_atomically,  # brings torch with it, which whoever only reads does not need
-        )
+        """Write the manifest atomically."""
+        from fedspd.storage.atomic import write_atomically  # imports torch, which `load` avoids
 
-        write_atomically(path, self.text())
+        write_atomically(path, self.to_json())
 
-    def text(self) -> str:
-        """As `load` reads it."""
+    def to_json(self) -> str:
+        """Return the text that `load` reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
+        """Read and check a manifest; every error names the file and the key."""
         tree = _read(path)
-        if (version := tree.pop("format", None)) != FORMAT:
-            raise ConfigError(
-                f"'{path}': format = {json.dumps(version)}; expected {FORMAT}, the one that this version of fedspd knows."
-            )
+        _check_format(path, tree.pop("format", None))
         try:
-            manifest = _types().validate_json(json.dumps(tree), strict=True)
+            manifest = _adapter().validate_json(json.dumps(tree), strict=True)
             manifest.check()
         except ValidationError as error:
-            raise ConfigError(f"'{path}': {_sentence(error)}") from None
+            raise ConfigError(f"'{path}': {_describe(error)}") from None
         except ConfigError as error:
             raise ConfigError(f"'{path}': {error}") from None
         return manifest
 
     def check(self) -> None:
-        """What the types cannot say."""
-        for fault in _faults(self):
-            raise ConfigError(fault)
+        """Raise ConfigError for the first inconsistency that types cannot express."""
+        for problem in _problems(self):
+            raise ConfigError(problem)
 
 
 @cache
-def _types() -> TypeAdapter[Manifest]:
+def _adapter() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
 
 
-def _shared(config: Json) -> Json:
-    """Without what says only where a device has its data, or how it computes: that is its own business."""
-    data = {
-        key: value for key, value in config.get("data", {}).items() if key not in ("name", "second")
-    }
-    return {key: value for key, value in config.items() if key != "device"} | {"data": data}
+def _shared_config(config: Json) -> Json:
+    """Return the config without the keys that every device sets for itself."""
+    data = config.get("data", {})
+    shared_data = {key: value for key, value in data.items() if key not in DEVICE_DATA_KEYS}
+    shared = {key: value for key, value in config.items() if key != "device"}
+    return {**shared, "data": shared_data}
 
 
-def is_here(path: Path) -> bool:
-    """Whether there is such a file, as far as this user may look: bundles are for one account alone."""
+def file_exists(path: Path) -> bool:
+    """Return whether the file exists; raise StorageError if this user may not know."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise StorageError(
-            f"'{path}' cannot be read ({error.strerror}): use the account that it belongs to, or another path."
+            f"'{path}': cannot be read ({error.strerror}). Run the command as the user that owns "
+            "it, or give another path."
         ) from None
     return True
 
 
-# ---- what is refused
+# ---- checks
 
 
 def check_name(name: str) -> str:
+    """Return the name, or raise ConfigError if no node can have it."""
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' is no name for a node: expected 1 to 32 of the characters a-z, 0-9 and -, the first and the last of them no -."
+            f"name = '{name}': not a node name; expected 1 to 32 of the characters a-z, 0-9 and -, "
+            "without - at either end."
         )
     return name
 
 
 def check_address(address: str) -> str:
+    """Return the address with its port in canonical form, or raise ConfigError."""
     host, _, port = address.rpartition(":")
     if not ADDRESS.fullmatch(address) or not 0 < int(port) < 65536:
         raise ConfigError(
-            f"'{address}' is no address: expected host:port, for example 10.0.0.7:7700, with a port from 1 to 65535."
+            f"address = '{address}': not an address; expected host:port with a port from 1 to "
+            "65535, such as 10.0.0.7:7700."
         )
     return f"{host}:{int(port)}"
+
+
+def _check_format(path: Path, found: object) -> None:
+    if found == FORMAT:
+        return
+    age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+    raise ConfigError(
+        f"'{path}': format = {json.dumps(found)}: written by {age} version of fedspd; expected "
+        f"{FORMAT}. Install the version of fedspd that created this network, or create the "
+        "network again with 'fedspd network create'."
+    )
 
 
 def _read(path: Path) -> Json:
@@ -161,64 +173,74 @@ def _read(path: Path) -> Json:
         tree = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"'{path}' cannot be read ({error.strerror}): expected the manifest of a network."
+            f"'{path}': cannot be read ({error.strerror}); expected the manifest of a network. "
+            "Create a network with 'fedspd network create'."
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"'{path}' is damaged, it is no JSON ({error}): restore it from a copy."
+            f"'{path}': damaged ({error}); expected JSON. Restore it from a copy."
         ) from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"'{path}' is no manifest of a network: expected a JSON object.")
+        raise ConfigError(
+            f"'{path}': not the manifest of a network; expected a JSON object. "
+            "Restore it from a copy."
+        )
     return tree
 
 
-def _sentence(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
-        return f"the key '{key}' is missing."
+        return f"{key}: missing key. Restore the file from a copy."
     if first["type"] == "unexpected_keyword_argument":
-        return f"the key '{key}' is unknown to this version of fedspd."
-    return f"{key} = {json.dumps(first['input'])}: expected {first['msg'].removeprefix('Input should be ')}."
+        return f"{key}: unknown key. Restore the file from a copy."
+    expected = first["msg"].removeprefix("Input should be ")
+    return f"{key} = {json.dumps(first['input'])}: invalid value; expected {expected}."
 
 
-def _faults(manifest: Manifest) -> Iterator[str]:
+def _problems(manifest: Manifest) -> Iterator[str]:
     if not NETWORK.fullmatch(manifest.network):
-        yield f"network = '{manifest.network}': expected 32 hexadecimal digits."
+        yield f"network = '{manifest.network}': invalid value; expected 32 hexadecimal digits."
     if not manifest.shape or min(manifest.shape) < 1:
-        yield f"shape = {list(manifest.shape)}: expected the lengths of an example, each at least 1."
-    for key, least in (("classes", 0), ("size", 1)):
-        if getattr(manifest, key) < least:
-            yield f"{key} = {getattr(manifest, key)}: expected at least {least}."
-    # what is read before the config as a whole is checked
-    for key, kind, expected in (("clusters", int, "a whole number"), ("data", dict, "a table")):
-        if not isinstance(found := manifest.config.get(key), kind):
-            yield f"config.{key} = {json.dumps(found)}: expected {expected}."
+        yield f"shape = {list(manifest.shape)}: invalid value; expected lengths of at least 1."
+    for key, minimum in (("classes", 0), ("size", 1)):
+        if (value := getattr(manifest, key)) < minimum:
+            yield f"{key} = {value}: too small; expected at least {minimum}."
+    yield from _config_problems(manifest.config)
     for key in ("name", "client", "address", "serial"):
-        (value, times), *_ = Counter(
-            getattr(member, key) for member in manifest.members
-        ).most_common(1) or [(None, 0)]
-        if times > 1:
-            yield f"members.{key} = {json.dumps(value)} belongs to {times} nodes: expected one."
+        values = Counter(getattr(member, key) for member in manifest.members)
+        for value, count in values.most_common(1):
+            if count > 1:
+                yield f"members.{key} = {json.dumps(value)}: used by {count} nodes; expected one."
     links = {member.name: frozenset(member.neighbours) for member in manifest.members}
     for member in manifest.members:
-        yield from _member_faults(member, links)
+        yield from _member_problems(member, links)
 
 
-def _member_faults(member: Member, links: dict[str, frozenset[str]]) -> Iterator[str]:
+def _config_problems(config: Json) -> Iterator[str]:
+    """Yield the problems of the keys that are read before the config as a whole is validated."""
+    for key, type_, expected in (("clusters", int, "an integer"), ("data", dict, "a table")):
+        if not isinstance(value := config.get(key), type_):
+            yield f"config.{key} = {json.dumps(value)}: invalid value; expected {expected}."
+
+
+def _member_problems(member: Member, links: dict[str, frozenset[str]]) -> Iterator[str]:
     try:
         check_name(member.name)
         check_address(member.address)
     except ConfigError as error:
         yield f"members: {error}"
-    if member.client < 0 or member.serial < 1:
-        yield f"the node '{member.name}' has client = {member.client} and serial = {member.serial}: expected at least 0 and 1."
+    for key, minimum in (("client", 0), ("serial", 1)):
+        if (value := getattr(member, key)) < minimum:
+            yield f"members.{member.name}.{key} = {value}: too small; expected at least {minimum}."
+    neighbours = f"members.{member.name}.neighbours = {json.dumps(member.neighbours)}"
     if len(links[member.name]) < len(member.neighbours):
-        yield f"the node '{member.name}' has a neighbour more than once among its neighbours: expected each once."
+        yield f"{neighbours}: a name is repeated; expected each once."
     for neighbour in member.neighbours:
         if neighbour == member.name:
-            yield f"the node '{member.name}' is a neighbour of itself: take it out of its neighbours."
+            yield f"{neighbours}: the node is its own neighbour; expected other nodes only."
         elif neighbour not in links:
-            yield f"the node '{member.name}' has the neighbour '{neighbour}', who is no member; {nearest(neighbour, links)}"
+            yield f"{neighbours}: '{neighbour}' is not a member; {nearest(neighbour, links)}"
         elif member.name not in links[neighbour]:
-            yield f"'{neighbour}' is a neighbour of '{member.name}', but not the other way round: expected both or neither."
+            yield f"{neighbours}: '{neighbour}' lacks '{member.name}'; expected both or neither."

@@ -20,14 +20,8 @@ from fedspd.core.errors import (
     TransportError,
     UnreachableError,
 )
-from fedspd.node.identity.credentials import (
-    CertificateVerifier,
-    Credentials,
-    NodeIdentity,
-    host_name,
-    now,
-    passport,
-)
+from fedspd.node.identity.certificates import NodeIdentity, host_name, now, parse_identity
+from fedspd.node.identity.credentials import CertificateVerifier, Credentials
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.wire.base import BaseTransport, Frames, Kind
 from fedspd.node.wire.codec import CHUNK, CHUNK_FRAME, InvalidMessageError, claimed
@@ -241,7 +235,7 @@ class TlsContext:
 
     def __init__(self, manifest: Manifest, bundle: Path, name: str) -> None:
         own = Credentials.load(bundle)
-        me = passport(own.certificate)
+        me = parse_identity(own.certificate)
         if (me.network, me.name) != (manifest.network, name):
             raise NodeError(
                 f"'{bundle}' is the bundle of the node '{me.name}', or of another network: expected that of '{name}'."
@@ -264,8 +258,8 @@ class TlsContext:
             raise RejectedError(f"old TLS: the connection is {version}, expected TLSv1.3.")
         (certificate,) = context["x509_pem_cert"]
         found = self._checked.get(certificate)
-        if found is None or self.gate.revoked(found.serial) or self.clock() > found.until:
-            found = self.gate.check(certificate)
+        if found is None or self.gate.is_revoked(found.serial) or self.clock() > found.valid_until:
+            found = self.gate.verify(certificate)
             if len(self._checked) >= CHECKED:
                 self._checked.clear()
             self._checked[certificate] = found
@@ -274,7 +268,7 @@ class TlsContext:
 
     def is_revoked(self, name: str) -> bool:
         serial = self.met[name].serial if name in self.met else self._serials.get(name)
-        return serial is not None and self.gate.revoked(serial)
+        return serial is not None and self.gate.is_revoked(serial)
 
 
 def _refuse_contradiction(manifest: Manifest, insecure_plaintext: bool) -> None:
