@@ -2,6 +2,7 @@
 
     FedspdError
       ConfigError        a key of the config, or an argument: unknown, of the wrong type, or impossible
+      MethodError        a method whose step returned something else than its contract says
       DataError          a dataset that is missing, damaged or not as promised
       TopologyError      a graph that cannot be built, or is not connected
       StorageError        a run folder that exists, is not one, or does not fit
@@ -26,6 +27,10 @@ class FedspdError(Exception):
 
 
 class ConfigError(FedspdError):
+    pass
+
+
+class MethodError(FedspdError):
     pass
 
 

@@ -45,7 +45,7 @@ class Engine(ABC):
         """One round of every client: blocks compute, and meet at every exchange."""
         started, sent = time.perf_counter(), []
         headers = self._all("start_round", round)
-        while headers[0] is not None:
+        while any(header is not None for header in headers):
             header = Announcements.joined(headers)
             element = torch.finfo(self.plan.learner.dtype).bits // 8
             size = header.size * element

@@ -33,9 +33,7 @@ def evaluate_newcomers(
     ids = np.arange(len(offers.cluster_CK))
     clients = list(plan.train.clients)
     neighbourhood = Neighbourhood.of(replace(graph, rule="uniform"), clients, offers, ids)
-    runner.state = plan.algorithm.join(
-        plan.learner, plan.train, neighbourhood, plan.key.at(round - 1)
-    )
+    runner.join(neighbourhood, round - 1)
     runner.finish(round)
     senders = (
         len(clients) if graph.server else len(neighbourhood.sender_H)

@@ -1,5 +1,6 @@
 """The exchange of a block without its models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedspd.core.errors import MethodError
 from fedspd.core.exchange import Exchange
 
 
@@ -30,10 +32,27 @@ class Announcements:
         return cls(cluster, weight, want, notes, request.model_CKP.shape[2], request.is_model)
 
     @classmethod
-    def joined(cls, headers: list["Announcements"]) -> "Announcements":
+    def joined(cls, parts: Sequence["Announcements | None"]) -> "Announcements":
+        """Return the announcements of all blocks as one; every block must make the exchange."""
+        headers = [part for part in parts if part is not None]
+        if len(headers) < len(parts):
+            raise MethodError(
+                "The method's round makes more exchanges in some blocks of clients than in others; "
+                "expected the same number in every block."
+            )
+        if len({header.shape for header in headers}) > 1:
+            raise MethodError(
+                "The method's round yields exchanges of different shapes in different blocks of "
+                "clients; expected the same K, M and P in every block."
+            )
         tables = zip(*(header.tables for header in headers), strict=True)
         cluster, weight, want, notes = (np.concatenate(table) for table in tables)
         return cls(cluster, weight, want, notes, headers[0].size, headers[0].is_model)
+
+    @property
+    def shape(self) -> tuple[int, int, int, bool]:
+        """What must be the same in every block: K, M, P, and whether these are models."""
+        return self.cluster_CK.shape[1], self.want_CM.shape[1], self.size, self.is_model
 
     @property
     def tables(self) -> tuple[NDArray[Any], ...]:

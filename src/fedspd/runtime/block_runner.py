@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspd.core.algorithm import Observation, Round
+from fedspd.core.contract import (
+    check_exchange,
+    check_observation,
+    check_outputs,
+    check_round,
+    check_state,
+)
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.metrics import CenterMoments
@@ -28,14 +35,26 @@ class BlockRunner:
         self._request: Exchange | None = None
 
     def begin(self) -> None:
+        """Take the state before round 1."""
         self.state = self._first()
 
     def _first(self) -> Any:
-        return _owned(self.plan.algorithm.begin(self.plan.learner, self.plan.train, self.plan.key))
+        plan = self.plan
+        return self._checked("begin", plan.algorithm.begin(plan.learner, plan.train, plan.key))
+
+    def join(self, neighbourhood: Neighbourhood, round: int) -> None:
+        """Take the state of newcomers that join after this round."""
+        plan = self.plan
+        key = plan.key.at(round)
+        state = plan.algorithm.join(plan.learner, plan.train, neighbourhood, key)
+        self.state = self._checked("join", state)
 
     def start_round(self, round: int) -> Announcements | None:
+        """Run the round up to its first exchange; return its announcement, or None at the end."""
         plan = self.plan
-        self._round = plan.algorithm.round(plan.learner, self.state, plan.train, plan.key.at(round))
+        key = plan.key.at(round)
+        started = plan.algorithm.round(plan.learner, self.state, plan.train, key)
+        self._round = check_round(plan.algorithm, started)
         return self.answer(None)
 
     def share(self) -> Announcements:
@@ -66,19 +85,26 @@ class BlockRunner:
         """What was heard; the next request, or None at the end of the round."""
         assert self._round is not None
         try:
-            self._request = self._round.send(answer)  # type: ignore[arg-type]
-            return Announcements.of(self._request)
+            asked = self._round.send(answer)  # type: ignore[arg-type]
         except StopIteration as end:
-            self.state, self._round, self._request = _owned(end.value), None, None
+            self.state, self._round, self._request = self._checked("round", end.value), None, None
             return None
+        self._request = check_exchange(self.plan.algorithm, asked, len(self.plan.train))
+        return Announcements.of(self._request)
 
     def finish(self, round: int) -> None:
+        """Take the state after the final phase."""
         plan = self.plan
-        self.state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
+        state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
+        self.state = check_state(plan.algorithm, "finish", state, len(plan.train))
+
+    def _checked(self, step: str, state: Any) -> Any:
+        return _owned(check_state(self.plan.algorithm, step, state, len(self.plan.train)))
 
     def observe(self) -> Observation:
         """Return what the method lets the world see of the state."""
-        return self.plan.algorithm.observe(self.state)
+        algorithm = self.plan.algorithm
+        return check_observation(algorithm, algorithm.observe(self.state))
 
     def measure(self) -> Measures:
         accuracy_C, test_loss_C = self._test()
@@ -96,6 +122,7 @@ class BlockRunner:
         plan, scores = self.plan, []
         with plan.learner.timed("evaluate"):
             outputs = plan.algorithm.predict(plan.learner, self.state, plan.test.x)
+            check_outputs(plan.algorithm, outputs, plan.test.x)
             for output, y in zip(
                 outputs, (y.to(plan.learner.device) for y in plan.test.y), strict=True
             ):

@@ -156,7 +156,5 @@ class Peer:
             nothing, no_model, torch.zeros(1, K), torch.tensor([clusters], dtype=torch.long)
         )
         heard = neighbourhood(self.place.client, asked, answers, len(answers), "uniform")
-        self.runner.state = plan.algorithm.join(
-            plan.learner, plan.train, heard, plan.key.at(self.watch.front())
-        )
+        self.runner.join(heard, self.watch.front())
         log.info("joined with the models of %d neighbours", len(answers))
