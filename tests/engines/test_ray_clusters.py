@@ -135,18 +135,18 @@ def program(out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--engine", "rya"], "engine = 'rya' is no known engine; did you mean 'ray'?"),
+        (["--engine", "rya"], "engine = 'rya': unknown engine; did you mean 'ray'?"),
         (
             ["--address", "auto"],
-            "address = 'auto': only --engine ray has one; add that, or leave the address out.",
+            "address = 'auto': only engine = 'ray' has an address. Choose that engine, or leave ",
         ),
         (
             ["--engine", "ray", "--address", "nowhere"],
-            "--address nowhere: expected auto, or HOST:PORT of a cluster's head (usually port 6379).",
+            "address = 'nowhere': expected auto, or HOST:PORT of a cluster's head (usually port 6379).",
         ),
         (
             ["--engine", "ray", "--address", "127.0.0.1:1"],
-            "--address 127.0.0.1:1: nobody answers there (",
+            "address = '127.0.0.1:1': no answer (",
         ),
     ],
 )
@@ -160,6 +160,6 @@ def test_engine_without_ray_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "fedspd.engines.ray_cluster", None)
     with pytest.raises(
         MissingExtraError,
-        match=r"^--engine ray needs the extra 'ray', which is not installed: pip install 'fedspd\[ray\]'\.$",
+        match=r"^engine = 'ray' needs the extra 'ray', which is not installed: pip install 'fedspd\[ray\]'\.$",
     ):
         fedspd.run(fedspd.load(overrides=SETTINGS), engine="ray", out=tmp_path / "run")

@@ -64,7 +64,8 @@ def test_exception_in_a_worker_arrives_as_a_sentence(tmp_path):
         fedspd.run(TINY, model=lambda shape, classes: Fails(classes), workers=2, out=tmp_path / "a")
     assert str(caught.value) == (
         "A worker failed with ValueError: no training today second line (test_workers.py, line "
-        f"{Fails.forward.__code__.co_firstlineno + 2}): repeat it with --workers 1 for the whole traceback."
+        f"{Fails.forward.__code__.co_firstlineno + 2}). "
+        "Repeat with workers = 1 for the full traceback."
     )
 
 

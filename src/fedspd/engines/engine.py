@@ -102,4 +102,4 @@ def failure(error: Exception, again: str) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(f"{type(error).__name__}: {error}".split())
     where = f"{Path(place.filename).name}, line {place.lineno}"
-    return f"A worker failed with {said} ({where}): repeat it with {again} for the whole traceback."
+    return f"A worker failed with {said} ({where}). Repeat with {again} for the full traceback."

@@ -55,7 +55,8 @@ class RayCluster(Engine):
         super().__init__(plan)
         if plan.learner.device.type != "cpu":
             raise ConfigError(
-                f"device = '{plan.learner.device}': --engine ray trains on CPUs; use device = 'cpu' or --engine processes."
+                f"device = '{plan.learner.device}': engine = 'ray' trains on CPUs only. Use "
+                "device = 'cpu' or engine = 'processes'."
             )
         self.workers = workers
         self.shards: list[Any] = []
@@ -170,8 +171,9 @@ class RayCluster(Engine):
                 return False
             if time.monotonic() > end:
                 raise WorkerError(
-                    f"Only {len(started)} of {len(waiting)} actors started within {START:.0f} s: the cluster's other CPUs are taken, "
-                    "or it has too little memory; give fewer --workers."
+                    f"workers = {len(waiting)}: only {len(started)} actors started within "
+                    f"{START:.0f} s; the other CPUs of the cluster are busy, or its memory is full. "
+                    "Use fewer workers."
                 )
         return True
 
@@ -201,7 +203,8 @@ def translated(error: RayError) -> FedspdError:
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
     if isinstance(cause, RayActorError) and cause.actor_init_failed:
         return WorkerError(
-            f"An actor could not start ({lines[-1]}): every machine of the cluster needs the same fedspd and Python."
+            f"An actor could not start ({lines[-1]}). Install the same fedspd and Python on every "
+            "machine of the cluster."
         )
     if isinstance(cause, LOST):
         said = (
@@ -211,7 +214,7 @@ def translated(error: RayError) -> FedspdError:
         )
         return BlockLostError(f"A part of the cluster was lost ({said})")
     return WorkerError(
-        f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is whole."
+        f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is complete."
     )
 
 
@@ -219,7 +222,8 @@ def check_versions(theirs: dict[str, str]) -> None:
     for name, ours in versions().items():
         if theirs[name] != ours:
             raise WorkerError(
-                f"A machine of the cluster has {name} {theirs[name]}, and this one {ours}: results need the same everywhere."
+                f"A machine of the cluster has {name} {theirs[name]}, this one has {ours}. Install the "
+                "same version everywhere: results depend on it."
             )
 
 
@@ -267,7 +271,8 @@ def cpus() -> int:
     found = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     if not found:
         raise WorkerError(
-            "The Ray cluster has no CPU to offer: start a machine with 'ray start --address=HOST:PORT'."
+            "The Ray cluster has no CPU to offer. Start another machine with "
+            "'ray start --address=HOST:PORT'."
         )
     return found
 
@@ -297,7 +302,8 @@ def _join(address: str | None, workers: int | None) -> None:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
-            f"--address {address}: {said}. Start a cluster with 'ray start --head', or leave --address out."
+            f"address = {address!r}: {said}. Start a cluster with 'ray start --head', or leave the "
+            "address out."
         ) from None
 
 
@@ -308,13 +314,15 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            f"--address {address}: expected auto, or HOST:PORT of a cluster's head (usually port 6379)."
+            f"address = '{address}': expected auto, or HOST:PORT of a cluster's head (usually port "
+            "6379)."
         )
     try:
         socket.create_connection((host, int(port)), REACHABLE).close()
     except OSError as error:
         raise ConfigError(
-            f"--address {address}: nobody answers there ({error}); is 'ray start --head' running on that machine?"
+            f"address = '{address}': no answer ({error}). Start a cluster there with "
+            "'ray start --head'."
         ) from None
 
 

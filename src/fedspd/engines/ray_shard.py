@@ -36,7 +36,7 @@ from fedspd.runtime.processes import keep_memory
 
 Ints = NDArray[np.int64]
 Reference = Any  # Ray's name of an object that lies in some machine's memory
-AGAIN = "--engine processes --workers 1"
+AGAIN = "engine = 'processes' and workers = 1"
 
 
 class Shard:

@@ -102,7 +102,8 @@ class CommandHandler:
             return
         if math.prod(shape) > len(self.memory):
             raise ConfigError(
-                f"The method offers {K} models, but clusters = {plan.algorithm.clusters}: it may offer one per cluster."
+                f"clusters = {plan.algorithm.clusters}: the method offers {K} models; expected at most "
+                "one per cluster."
             )
         self.buffer_NKP = self.memory[: math.prod(shape)].view(shape)
         self.runner.offer(self.buffer_NKP)
@@ -155,7 +156,7 @@ def _serve(plan: Plan, memory: Tensor | None, connection: Connection) -> None:
         except FedspdError:
             raise
         except Exception as error:
-            raise WorkerError(failure(error, "--workers 1")) from None
+            raise WorkerError(failure(error, "workers = 1")) from None
         connection.send(answer)
 
 

@@ -1,15 +1,13 @@
 """A run from its start, or from its last checkpoint, to its result."""
 
 import hashlib
-import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,27 +19,19 @@ from torch import Tensor, nn
 
 from fedspd import topology
 from fedspd.config import ExperimentConfig, as_dict, as_toml, config_hash, load, validate
-from fedspd.core.errors import ConfigError, MissingExtraError, StorageError, WorkerError, nearest
+from fedspd.core.errors import ConfigError, StorageError, WorkerError
 from fedspd.core.keys import Key
+from fedspd.engines import EngineFactory, engine_factory
 from fedspd.engines.engine import BlockLostError, Engine
-from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment, ModelFactory, build_experiment
 from fedspd.experiment.callbacks import Callback, Recorder, notify
 from fedspd.experiment.events import metrics_fields, round_event, summary
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.runtime.block_runner import BlockRunner
-from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import require_fork
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints
-ENGINES = ("processes", "ray")
-RAY_IS_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
-}
 LOSSES = 3  # of blocks, in a row and without a new checkpoint, are borne
 
 
@@ -77,7 +67,7 @@ def run(
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
     settings = _resumed_config(folder, config) if resume else as_config(config)
-    with _engine(engine, workers, address) as make:
+    with engine_factory(engine, workers, address) as make:
         experiment = build_experiment(settings, data, model)
         record = _open(folder, experiment, resume)
         try:
@@ -178,39 +168,10 @@ def _about(experiment: Experiment) -> Json:
     }
 
 
-@contextmanager
-def _engine(
-    name: str, workers: int | None, address: str | None
-) -> Iterator[Callable[[Plan], Engine]]:
-    """What makes the engine; a cluster is joined before anything is built or written."""
-    if name not in ENGINES:
-        raise ConfigError(f"engine = '{name}' is no known engine; {nearest(name, ENGINES)}")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers = {workers}: expected at least 1.")
-    if name == "processes":
-        if address is not None:
-            raise ConfigError(
-                f"address = '{address}': only --engine ray has one; add that, or leave the address out."
-            )
-        if workers is not None and workers > 1:
-            require_fork(f"workers = {workers}: more than one worker")
-        yield partial(Simulator, workers=workers or 1)
-        return
-    os.environ.update(
-        {**RAY_IS_QUIET, **os.environ}
-    )  # first: Ray reads some of it when it is imported
-    try:
-        from fedspd.engines.ray_cluster import RayCluster, joined
-    except ImportError:
-        raise MissingExtraError.of("--engine ray", "ray") from None
-    with joined(address, workers):
-        yield partial(RayCluster, workers=workers)
-
-
 def _train(
     experiment: Experiment,
     record: RunFolder,
-    make: Callable[[Plan], Engine],
+    make: EngineFactory,
     callbacks: Sequence[Callback],
 ) -> None:
     """To the end, however often a block is lost, as long as there is progress in between."""
