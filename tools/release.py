@@ -159,11 +159,10 @@ def git(root: Path, *arguments: str) -> str:
     try:
         command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        sentence = (
-            f"'git {arguments[0]}' failed in '{root}': release from a git checkout. ({error})"
-        )
-        raise ReleaseError(sentence) from None
+    except (OSError, subprocess.CalledProcessError):
+        raise ReleaseError(
+            f"'git {arguments[0]}' failed in '{root}': release from a git checkout."
+        ) from None
 
 
 def export(root: Path, target: Path) -> Path:

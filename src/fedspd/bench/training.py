@@ -29,7 +29,7 @@ from fedspd.engines.simulator import Simulator, balanced
 from fedspd.models import PaperCNN
 from fedspd.models.dropout import Dropout
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import Child, require_fork
+from fedspd.runtime.processes import Child
 
 SGD = TrainingOptions(
     lr=plain.LR,
@@ -43,7 +43,6 @@ WORKERS = (1, 2)
 
 
 def rows(size: Size) -> Iterator[BenchRow]:
-    require_fork("The benchmark of local training")
     data, trained = block(size), size.clients * size.examples * SGD.epochs
     with ExitStack() as stack:
         loops = [

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedspd.bench import rounds, startup, training
 from fedspd.bench.rows import FULL, QUICK, BenchRow, Size, machine
+from fedspd.runtime.processes import require_fork
 
 Measurement = Callable[[Size], Iterator[BenchRow]]
 MEASUREMENTS: dict[str, Measurement] = {
@@ -21,6 +22,7 @@ WORKLOAD = "The paper's MNIST CNN on random pixels of MNIST's shape, batch 50, 5
 
 
 def bench(quick: bool, as_json: bool) -> None:
+    require_fork("The benchmark")
     size = QUICK if quick else FULL
     difference = training.difference(size)
     rows = _measure(size, MEASUREMENTS)
