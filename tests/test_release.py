@@ -1,4 +1,4 @@
-"""The release script refuses what is wrong in a sentence, and the files around a release are true."""
+"""The release script refuses mistakes in a sentence, and the files around a release are true."""
 
 import io
 import re
