@@ -147,7 +147,7 @@ def test_key_file_is_read_where_modes_mean_nothing(monkeypatch, tmp_path):
     path = tmp_path / "node.key"
     path.write_text("no key")
     path.chmod(0o644)
-    with pytest.raises(certificates.StorageError, match="has the mode 0644"):
+    with pytest.raises(certificates.StorageError, match="mode = 0644 gives other users access"):
         certificates.read_key(path)
     monkeypatch.setattr(certificates, "IS_POSIX", False)
     with pytest.raises(certificates.StorageError, match="a private key as PEM"):
