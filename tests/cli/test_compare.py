@@ -292,8 +292,8 @@ BAD = {
         ["sweep", "clients=6", "topology.degree=2,25", "--out", "c"],
         "topology.degree = 25",
     ),
-    "no run": (["report", "."], "'.' is not a run folder: there is no run.json in it."),
-    "not even a folder": (["report", "nowhere"], "'nowhere' is not a run folder"),
+    "no run": (["report", "."], "'.': not a run folder; expected a folder with run.json."),
+    "not even a folder": (["report", "nowhere"], "'nowhere': not a run folder"),
     "nothing to report": (["report"], "Missing argument 'RUN...'"),
 }
 
@@ -315,7 +315,7 @@ def test_a_folder_of_another_comparison(capsys):
     assert guarded([*words, "--seeds", "1"]) == 0
     capsys.readouterr()
     assert guarded([*words, "--seeds", "2"]) == 2
-    assert "'c' holds another comparison: give another folder with --out" in capsys.readouterr().err
+    assert "'c': the folder holds another comparison." in capsys.readouterr().err
 
 
 # ---- interruption

@@ -201,7 +201,7 @@ def test_a_run_folder_that_exists(capsys):
     capsys.readouterr()
     assert guarded(["run", *TINY, "--out", "a"]) == 2
     assert capsys.readouterr().err == (
-        "fedspd: The run folder 'a' exists: continue it with 'fedspd run --resume a', or give another one with --out.\n"
+        "fedspd: 'a': the folder holds a run already. Resume it, or choose another folder.\n"
     )
     assert {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")} == before
 
@@ -209,9 +209,8 @@ def test_a_run_folder_that_exists(capsys):
 def test_a_folder_that_is_no_run(capsys, here):
     (here / "photos").mkdir()
     assert guarded(["run", "--resume", "photos"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "fedspd: 'photos' is not a run folder: there is no run.json in it.\n"
+    assert capsys.readouterr().err == (
+        "fedspd: 'photos': not a run folder; expected a folder with run.json.\n"
     )
     assert list((here / "photos").iterdir()) == []
 
@@ -244,7 +243,7 @@ def test_a_checkpoint_of_another_config(capsys):
     capsys.readouterr()
     assert guarded(["run", "--resume", "a"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("fedspd: The run in 'a' was started with another config (hash ")
+    assert error.startswith("fedspd: 'a': the run was started with another config (hash ")
     assert error.count("\n") == 1
     assert Path("a/events.jsonl").read_bytes() == before
     path.write_text(path.read_text().replace("rounds = 5", "rounds = 2"))
@@ -257,7 +256,7 @@ def test_a_damaged_checkpoint(capsys):
     part.write_bytes(part.read_bytes()[:-1])
     capsys.readouterr()
     assert guarded(["run", "--resume", "a"]) == 2
-    assert f"fedspd: The checkpoint file '{part}' is missing or damaged" in capsys.readouterr().err
+    assert f"fedspd: '{part}': checkpoint file missing or damaged" in capsys.readouterr().err
 
 
 def test_another_model_than_the_one_of_the_checkpoint(here):

@@ -188,7 +188,7 @@ def test_finished_runs_are_not_repeated_and_missing_ones_are_made(whole, tmp_pat
     run_all(todo[:2], tmp_path / "part", 2)
     (tmp_path / "part" / "compare.json").unlink()
     before = (tmp_path / "part" / "local,seed=0" / "result.json").stat().st_mtime_ns
-    with pytest.raises(StorageError, match="exists and is no comparison"):
+    with pytest.raises(StorageError, match="not a comparison, and not empty"):
         run_all(todo, tmp_path / "part", 1)
     _note(tmp_path / "part", todo)
     run_all(todo, tmp_path / "part", 2, [event_log])
@@ -207,9 +207,7 @@ def _note(folder, todo):
 
 def test_a_folder_of_another_comparison_is_refused_and_left_alone(tmp_path):
     run_all(jobs(base(), ["local"], 1), tmp_path / "c", 1)
-    with pytest.raises(
-        StorageError, match="holds another comparison: give another folder with --out"
-    ):
+    with pytest.raises(StorageError, match="the folder holds another comparison"):
         run_all(jobs(base("rounds=4"), ["local"], 1), tmp_path / "c", 1)
     assert list(results(tmp_path / "c")) == ["local,seed=0"]
 

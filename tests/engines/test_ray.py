@@ -287,7 +287,7 @@ def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_
     deaths.mkdir()
     with pytest.raises(
         WorkerError,
-        match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between: look",
+        match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between\. Look",
     ):
         fedspd.run(CONFIG, model=dying_model(deaths, 100), engine="ray", workers=1)
     assert len(list(deaths.iterdir())) == 4

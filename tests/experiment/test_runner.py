@@ -98,14 +98,10 @@ def test_a_factory_that_does_not_fit_is_refused_before_anything_is_written(tmp_p
 
 
 def test_resume_needs_a_folder_and_the_same_config_or_none(result):
-    with pytest.raises(
-        ConfigError, match="resume = True needs the run folder to continue: give it as out"
-    ):
+    with pytest.raises(ConfigError, match="resume = True: expected the folder of the run as out"):
         fedspd.run(TINY, resume=True)
     assert fedspd.run(TINY, out=result.folder, resume=True).summary == result.summary
-    with pytest.raises(
-        StorageError, match=r"The config is not the one that the run in .* was started with"
-    ):
+    with pytest.raises(StorageError, match="the run was started with another config"):
         fedspd.run(TINY | {"rounds": 3}, out=result.folder, resume=True)
 
 

@@ -230,7 +230,7 @@ def test_of_many_unfinished_runs_the_number_is_said(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(StorageError, match="is not a run folder"):
+    with pytest.raises(StorageError, match="not a run folder"):
         report(write_run(tmp_path / "a"), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A run folder: nothing is replaced before its successor is whole, and what does not fit is a sentence."""
+"""A run folder: no file is replaced before its successor is complete, and errors are sentences."""
 
 import json
 import multiprocessing
@@ -15,48 +15,44 @@ from fedspd.storage.run_folder import RunFolder
 
 
 @pytest.fixture
-def record(tmp_path):
-    record = RunFolder.create(tmp_path / "run")
-    yield record
-    record.unlock()
+def run_folder(tmp_path):
+    run_folder = RunFolder.create(tmp_path / "run")
+    yield run_folder
+    run_folder.unlock()
 
 
-def save(record, round, clients=range(3)):
-    """A checkpoint whose rows tell round and client apart."""
-    with record.checkpoint(round, {"round": round}) as folder:
+def save(run_folder, round, clients=range(3)):
+    """Write a checkpoint whose rows tell rounds and clients apart."""
+    with run_folder.checkpoint(round, {"round": round}) as folder:
         rows = [[100.0 * round + client] for client in clients]
-        write_part(
-            folder,
-            list(clients),
-            {"model": torch.tensor(rows), "count": torch.tensor([[c] for c in clients])},
-        )
+        write_part(folder, list(clients), {"model": torch.tensor(rows)})
 
 
 # ---- the folder
 
 
-def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
+def test_create_refuses_a_folder_of_something_else_and_leaves_it(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(
-        StorageError, match=r"exists and is no run: give another folder with --out"
-    ) as caught:
+    with pytest.raises(StorageError, match="not a run folder, and not empty") as caught:
         RunFolder.create(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert os.listdir(tmp_path) == ["thesis.txt"]
-    with pytest.raises(StorageError, match="exists and is no run"):
+    with pytest.raises(StorageError, match="not a run folder, and not empty"):
         RunFolder.create(tmp_path / "thesis.txt")
 
 
-def test_a_run_folder_says_how_to_continue(record):
-    record.begin({})
-    record.unlock()
-    with pytest.raises(
-        StorageError, match=f"continue it with 'fedspd run --resume {record.folder}'"
-    ):
-        RunFolder.create(record.folder)
+def test_create_refuses_the_folder_of_a_run_and_says_how_to_continue(run_folder):
+    run_folder.begin({})
+    run_folder.unlock()
+    with pytest.raises(StorageError) as caught:
+        RunFolder.create(run_folder.folder)
+    assert str(caught.value) == (
+        f"'{run_folder.folder}': the folder holds a run already. "
+        "Resume it, or choose another folder."
+    )
 
 
-def test_an_empty_folder_and_one_whose_start_was_cut_short_are_taken(tmp_path):
+def test_create_takes_an_empty_folder_and_one_whose_start_was_interrupted(tmp_path):
     RunFolder.create(tmp_path).unlock()
     assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoints"]
     again = RunFolder.create(tmp_path)
@@ -65,17 +61,19 @@ def test_an_empty_folder_and_one_whose_start_was_cut_short_are_taken(tmp_path):
     assert RunFolder.open(tmp_path).read("run.json")["begun"]
 
 
-def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(StorageError, match=r"is not a run folder: there is no run.json in it"):
-        RunFolder.open(tmp_path)
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_create_reports_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        StorageError, match=r"could not be written \(.*Not a directory.*start the run again"
-    ):
+    sentence = r"could not be written \(.*Not a directory.*start the run again"
+    with pytest.raises(StorageError, match=sentence):
         RunFolder.create(tmp_path / "file" / "run")
+
+
+def test_open_refuses_a_folder_without_a_run(tmp_path):
+    with pytest.raises(StorageError) as caught:
+        RunFolder.open(tmp_path)
+    assert str(caught.value) == (
+        f"'{tmp_path}': not a run folder; expected a folder with run.json."
+    )
 
 
 def _try_to_lock(folder, answer):
@@ -86,41 +84,65 @@ def _try_to_lock(folder, answer):
         answer.put(str(error))
 
 
-def test_one_process_at_a_time(record):
+def test_lock_lets_one_process_write_at_a_time(run_folder):
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
-    other = context.Process(target=_try_to_lock, args=(record.folder, answer))
+    other = context.Process(target=_try_to_lock, args=(run_folder.folder, answer))
     other.start()
     assert "is in use by another process: wait for it, or stop it." in answer.get(timeout=20)
-    record.unlock()
-    RunFolder(record.folder).lock().unlock()
+    other.join()
+    run_folder.unlock()
+    RunFolder(run_folder.folder).lock().unlock()
 
 
 # ---- documents
 
 
-def test_documents_round_trip_and_leave_no_draft(record):
-    record.write("result.json", {"accuracy": 0.5, "name": "Grüße"})
-    record.write("config.toml", 'name = "Grüße 😀"\n')
-    assert record.read("result.json") == {"accuracy": 0.5, "name": "Grüße"}
-    assert (record.folder / "config.toml").read_bytes().decode("utf-8") == 'name = "Grüße 😀"\n'
-    assert not [name for name in os.listdir(record.folder) if "draft" in name]
+def test_documents_round_trip_and_leave_no_draft(run_folder):
+    run_folder.write("result.json", {"accuracy": 0.5, "name": "Grüße"})
+    run_folder.write("config.toml", 'name = "Grüße 😀"\n')
+    assert run_folder.read("result.json") == {"accuracy": 0.5, "name": "Grüße"}
+    written = (run_folder.folder / "config.toml").read_bytes()
+    assert written.decode("utf-8") == 'name = "Grüße 😀"\n'
+    assert not [name for name in os.listdir(run_folder.folder) if "draft" in name]
 
 
-def test_documents_that_are_missing_or_damaged(record):
-    with pytest.raises(StorageError, match=r"has no result.json: the run did not get that far"):
-        record.read("result.json")
+def test_read_refuses_a_missing_or_damaged_document(run_folder):
+    with pytest.raises(StorageError, match=r"no result.json; the run did not get that far"):
+        run_folder.read("result.json")
     for content in (b'{"accuracy": 0.', b"[]", b"\xff"):
-        (record.folder / "result.json").write_bytes(content)
+        (run_folder.folder / "result.json").write_bytes(content)
         with pytest.raises(StorageError, match=r"result\.json' (is damaged|could not be read)"):
-            record.read("result.json")
+            run_folder.read("result.json")
 
 
-def test_a_document_that_cannot_be_written_leaves_the_old_one(record):
-    record.write("result.json", {"accuracy": 1})
+def test_write_that_fails_leaves_the_old_document(run_folder):
+    run_folder.write("result.json", {"accuracy": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        record.write("result.json", {"accuracy": float("nan")})
-    assert record.read("result.json") == {"accuracy": 1}
+        run_folder.write("result.json", {"accuracy": float("nan")})
+    assert run_folder.read("result.json") == {"accuracy": 1}
+
+
+def test_read_reports_a_lack_of_file_descriptors_as_one_that_passes(run_folder):
+    """A later start may find some: exit code 1, not 2."""
+    run_folder.write("result.json", {"a": 1})
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=_read_without_descriptors, args=(run_folder, there))
+    process.start()
+    sentence, exit_code = here.recv()
+    process.join()
+    assert "Too many open files" in sentence
+    assert exit_code == WorkerError.exit_code == 1
+
+
+def _read_without_descriptors(run_folder, answer):
+    with open(os.devnull) as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), last.fileno()))
+        try:
+            answer.send(run_folder.read("result.json"))
+        except FedspdError as error:
+            answer.send((str(error), error.exit_code))
 
 
 # ---- the format
@@ -137,257 +159,210 @@ def set_format(path, number):
 
 
 @pytest.mark.parametrize("number", [0, 2, None])
-def test_run_folder_of_another_format_is_refused(record, number):
-    record.begin({})
-    set_format(record.folder / "run.json", number)
-    with pytest.raises(StorageError) as caught:
-        RunFolder.open(record.folder)
-    assert str(caught.value) == (
-        f"'{record.folder / 'run.json'}': format = {json.dumps(number)}, written by fedspd 0.9.5; "
-        "expected 1. Install that version, or start again in another folder."
-    )
-
-
-@pytest.mark.parametrize("number", [0, 2, None])
-def test_checkpoint_of_another_format_is_refused(record, number):
-    save(record, 1)
-    path = record.folder / "checkpoints/round-000001/checkpoint.json"
+def test_open_refuses_a_run_folder_of_another_format(run_folder, number):
+    run_folder.begin({})
+    path = run_folder.folder / "run.json"
     set_format(path, number)
     with pytest.raises(StorageError) as caught:
-        record.latest()
+        RunFolder.open(run_folder.folder)
     assert str(caught.value) == (
         f"'{path}': format = {json.dumps(number)}, written by fedspd 0.9.5; expected 1. "
         "Install that version, or start again in another folder."
     )
 
 
-def test_run_folder_that_names_no_version_is_refused(record):
-    (record.folder / "run.json").write_text("{}")
+@pytest.mark.parametrize("number", [0, 2, None])
+def test_latest_refuses_a_checkpoint_of_another_format(run_folder, number):
+    save(run_folder, 1)
+    path = run_folder.folder / "checkpoints/round-000001/checkpoint.json"
+    set_format(path, number)
+    with pytest.raises(StorageError) as caught:
+        run_folder.latest()
+    assert str(caught.value) == (
+        f"'{path}': format = {json.dumps(number)}, written by fedspd 0.9.5; expected 1. "
+        "Install that version, or start again in another folder."
+    )
+
+
+def test_open_refuses_a_run_folder_that_names_no_version(run_folder):
+    (run_folder.folder / "run.json").write_text("{}")
     with pytest.raises(StorageError, match="written by fedspd of an unknown version; expected 1"):
-        RunFolder.open(record.folder)
+        RunFolder.open(run_folder.folder)
 
 
 # ---- events
 
 
-def test_events_are_read_back_and_a_cut_last_line_is_passed_over(record):
-    assert list(record.events()) == []
-    record.append({"round": 1})
-    record.append({"round": 2})
-    with open(record.folder / "events.jsonl", "a") as file:
+def test_events_round_trip_without_a_last_line_that_was_cut_off(run_folder):
+    assert list(run_folder.events()) == []
+    run_folder.append({"round": 1})
+    run_folder.append({"round": 2})
+    with open(run_folder.folder / "events.jsonl", "a") as file:
         file.write('{"round": 3, "accur')
-    assert list(record.events()) == [{"round": 1}, {"round": 2}]
+    assert list(run_folder.events()) == [{"round": 1}, {"round": 2}]
 
 
-def test_a_damaged_line_in_the_middle_is_named(record):
-    (record.folder / "events.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
+@pytest.mark.parametrize("line", [b'{"rou\n', b'{"event": "\xff"}\n'])
+def test_events_name_a_damaged_line(run_folder, line):
+    (run_folder.folder / "events.jsonl").write_bytes(b'{"round": 1}\n' + line + b'{"round": 3}\n')
     with pytest.raises(StorageError, match=r"events\.jsonl' is damaged in line 2"):
-        list(record.events())
+        list(run_folder.events())
 
 
-def test_an_event_without_a_json_number_is_never_written(record):
+def test_append_refuses_a_number_that_json_does_not_have(run_folder):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        record.append({"loss": float("inf")})
+        run_folder.append({"loss": float("inf")})
 
 
-def test_rewinding_to_a_checkpoint_forgets_what_came_later(record):
-    record.append({"round": 1})
-    save(record, 1)
-    record.append({"round": 2})
-    record.append({"round": 3})
-    record.rewind(record.latest()[1]["events"])
-    assert list(record.events()) == [{"round": 1}]
+def test_rewind_drops_the_events_after_a_checkpoint(run_folder):
+    run_folder.append({"round": 1})
+    save(run_folder, 1)
+    run_folder.append({"round": 2})
+    run_folder.append({"round": 3})
+    run_folder.rewind(run_folder.latest()[1]["events"])
+    assert list(run_folder.events()) == [{"round": 1}]
+
+
+@pytest.mark.parametrize("left", [0, 5, None])
+def test_rewind_refuses_events_that_lost_their_end_and_leaves_them(run_folder, left):
+    run_folder.append({"event": "round", "round": 1})
+    save(run_folder, 1)
+    path = run_folder.folder / "events.jsonl"
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    sentence = rf"events.jsonl' is damaged: {left or 0} of 28 bytes are left"
+    with pytest.raises(StorageError, match=sentence):
+        run_folder.rewind(run_folder.latest()[1]["events"])
+    assert not path.exists() if left is None else path.stat().st_size == left
 
 
 # ---- checkpoints
 
 
-@pytest.mark.parametrize("left", [0, 5, None])
-def test_events_that_lost_their_end_are_refused_and_left_as_they_are(record, left):
-    record.append({"event": "round", "round": 1})
-    with record.checkpoint(1, {"round": 1}):
-        pass
-    path = record.folder / "events.jsonl"
-    if left is None:
-        path.unlink()
-    else:
-        os.truncate(path, left)
-    with pytest.raises(
-        StorageError, match=rf"events.jsonl' is damaged: {left or 0} bytes are left of 28"
-    ):
-        record.rewind(record.latest()[1]["events"])
-    assert not path.exists() if left is None else path.stat().st_size == left
+def checkpoints(run_folder):
+    return os.listdir(run_folder.folder / "checkpoints")
 
 
-def test_there_is_no_checkpoint_at_first(record):
-    assert record.latest() is None
+def test_latest_returns_none_before_the_first_checkpoint(run_folder):
+    assert run_folder.latest() is None
 
 
-def test_the_newest_checkpoint_counts_and_replaces_the_older(record):
-    save(record, 9)
-    save(record, 10)
-    folder, content = record.latest()
+def test_latest_returns_the_newest_checkpoint_which_replaced_the_older(run_folder):
+    save(run_folder, 9)
+    save(run_folder, 10)
+    folder, content = run_folder.latest()
     assert (folder.name, content["round"]) == ("round-000010", 10)
-    assert os.listdir(record.folder / "checkpoints") == ["round-000010"]
+    assert checkpoints(run_folder) == ["round-000010"]
     assert read_rows(folder, 0, 3, ["model"])["model"].tolist() == [[1000.0], [1001.0], [1002.0]]
 
 
-def test_rows_are_found_whatever_the_parts(record):
-    with record.checkpoint(1, {}) as folder:
-        for clients in ([0, 1], [2, 3, 4], [5]):
-            write_part(
-                folder, clients, {"model": torch.tensor([[float(c), -float(c)] for c in clients])}
-            )
-    folder, _ = record.latest()
-    assert read_rows(folder, 1, 6, ["model"])["model"].tolist() == [
-        [1, -1],
-        [2, -2],
-        [3, -3],
-        [4, -4],
-        [5, -5],
-    ]
-    assert read_rows(folder, 3, 4, ["model"])["model"].tolist() == [[3, -3]]
+def test_checkpoint_describes_itself(run_folder):
+    run_folder.append({"round": 1})
+    save(run_folder, 1)
+    folder, _ = run_folder.latest()
+    content = json.loads((folder / "checkpoint.json").read_text())
+    assert (content["format"], content["round"]) == (1, 1)
+    assert content["events"] == len('{"round":1}\n')
+    assert list(content["parts"]) == ["part-000000-000003.safetensors"]
+    assert re.fullmatch("[0-9a-f]{64}", content["parts"]["part-000000-000003.safetensors"])
 
 
-def _interrupted_checkpoint(record):
-    with record.checkpoint(2, {"round": 2}) as folder:
+def _interrupted_checkpoint(run_folder):
+    with run_folder.checkpoint(2, {"round": 2}) as folder:
         write_part(folder, [0], {"model": torch.zeros(1, 1)})
         raise KeyboardInterrupt
 
 
-def test_a_checkpoint_that_fails_leaves_the_one_before(record):
-    save(record, 1)
+def test_checkpoint_that_fails_leaves_the_one_before(run_folder):
+    save(run_folder, 1)
     with pytest.raises(KeyboardInterrupt):
-        _interrupted_checkpoint(record)
-    assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
-    assert record.latest()[1]["round"] == 1
+        _interrupted_checkpoint(run_folder)
+    assert checkpoints(run_folder) == ["round-000001"]
+    assert run_folder.latest()[1]["round"] == 1
 
 
-def test_a_draft_of_a_process_that_was_killed_is_swept_away(record):
-    save(record, 1)
-    draft = record.folder / "checkpoints" / "round-000002.draft-999"
+def test_latest_removes_the_draft_of_a_process_that_was_killed(run_folder):
+    save(run_folder, 1)
+    draft = run_folder.folder / "checkpoints" / "round-000002.draft-999"
     draft.mkdir()
     write_part(draft, [0], {"model": torch.zeros(1, 1)})
-    assert record.latest()[1]["round"] == 1
-    assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
+    assert run_folder.latest()[1]["round"] == 1
+    assert checkpoints(run_folder) == ["round-000001"]
 
 
-def test_whoever_only_reads_leaves_the_draft_of_a_process_at_work(record):
-    save(record, 1)
-    draft = record.folder / "checkpoints" / "round-000002.draft-999"
+def test_latest_without_the_lock_leaves_the_draft_of_a_process_at_work(run_folder):
+    save(run_folder, 1)
+    draft = run_folder.folder / "checkpoints" / "round-000002.draft-999"
     draft.mkdir()
-    assert RunFolder(record.folder).latest()[1]["round"] == 1
+    assert RunFolder(run_folder.folder).latest()[1]["round"] == 1
     assert draft.exists()
 
 
-def test_two_whole_checkpoints_as_a_kill_before_the_sweep_leaves_them(record):
-    save(record, 1)
-    older = record.folder / "checkpoints" / "round-000001"
+def test_latest_returns_the_newer_of_two_complete_checkpoints(run_folder):
+    """A kill before the older one is removed leaves two; the next checkpoint removes both."""
+    save(run_folder, 1)
+    older = run_folder.folder / "checkpoints" / "round-000001"
     copy = {path.name: path.read_bytes() for path in older.iterdir()}
-    save(record, 2)
+    save(run_folder, 2)
     older.mkdir()
     for name, content in copy.items():
         (older / name).write_bytes(content)
-    assert record.latest()[1]["round"] == 2
-    save(record, 3)
-    assert os.listdir(record.folder / "checkpoints") == ["round-000003"]
+    assert run_folder.latest()[1]["round"] == 2
+    save(run_folder, 3)
+    assert checkpoints(run_folder) == ["round-000003"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_part_is_named(record, damage):
-    save(record, 1)
-    (part,) = (record.folder / "checkpoints" / "round-000001").glob("*.safetensors")
+def test_latest_names_a_damaged_part(run_folder, damage):
+    save(run_folder, 1)
+    (part,) = (run_folder.folder / "checkpoints" / "round-000001").glob("*.safetensors")
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     if damage == "remove":
         part.unlink()
     else:
         part.write_bytes(content if damage == "flip" else content[:-3])
-    with pytest.raises(
-        StorageError, match=re.escape(f"The checkpoint file '{part}' is missing or damaged")
-    ):
-        record.latest()
+    sentence = re.escape(f"'{part}': checkpoint file missing or damaged")
+    with pytest.raises(StorageError, match=sentence):
+        run_folder.latest()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", None])
-def test_a_damaged_checkpoint_json_is_named(record, content):
-    save(record, 1)
-    path = record.folder / "checkpoints" / "round-000001" / "checkpoint.json"
+def test_latest_names_a_malformed_checkpoint_json(run_folder, content):
+    save(run_folder, 1)
+    path = run_folder.folder / "checkpoints" / "round-000001" / "checkpoint.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(StorageError, match=r"checkpoint\.json"):
-        record.latest()
+        run_folder.latest()
 
 
 @pytest.mark.parametrize(
     ("before", "after"), [('"round": 6', '"round": 2'), ('"events": 0', '"events": 8')]
 )
-def test_a_checkpoint_json_of_which_one_bit_changed_is_refused(record, before, after):
-    save(record, 6)
-    path = record.folder / "checkpoints" / "round-000006" / "checkpoint.json"
+def test_latest_names_a_checkpoint_json_with_a_flipped_bit(run_folder, before, after):
+    save(run_folder, 6)
+    path = run_folder.folder / "checkpoints" / "round-000006" / "checkpoint.json"
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after))
     with pytest.raises(StorageError, match=re.escape(f"'{path}' is damaged")):
-        record.latest()
-
-
-def test_bytes_that_are_no_text_among_the_events_are_named(record):
-    record.append({"event": "round", "round": 1})
-    with open(record.folder / "events.jsonl", "ab") as file:
-        file.write(b'{"event": "\xff"}\n')
-    with pytest.raises(StorageError, match=r"events\.jsonl' is damaged in line 2"):
-        list(record.events())
-
-
-def test_a_lack_of_file_descriptors_passes_and_is_no_refusal(record):
-    """Whoever starts the program again may find some: exit code 1, not 2."""
-    record.write("result.json", {"a": 1})
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=_read_without_descriptors, args=(record, there))
-    process.start()
-    sentence, exit_code = here.recv()
-    process.join()
-    assert "Too many open files" in sentence
-    assert exit_code == WorkerError.exit_code == 1
-
-
-def _read_without_descriptors(record, answer):
-    with open(os.devnull) as last:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), last.fileno()))
-        try:
-            answer.send(record.read("result.json"))
-        except FedspdError as error:
-            answer.send((str(error), error.exit_code))
-
-
-def test_a_state_of_other_names_does_not_fit(record):
-    save(record, 1)
-    with pytest.raises(StorageError, match="does not fit this run"):
-        read_rows(record.latest()[0], 0, 3, ["centers"])
-
-
-def test_a_checkpoint_says_what_it_is(record):
-    record.append({"round": 1})
-    save(record, 1)
-    folder, _ = record.latest()
-    content = json.loads((folder / "checkpoint.json").read_text())
-    assert content["round"] == 1
-    assert content["events"] == len('{"round":1}\n')
-    assert list(content["parts"]) == ["part-000000-000003.safetensors"]
-    assert re.fullmatch("[0-9a-f]{64}", content["parts"]["part-000000-000003.safetensors"])
+        run_folder.latest()
 
 
 # ---- a full disk
 
 
 def _in_small_files(work, folder):
-    """What becomes of the work in a process of its own, where no file may grow beyond 4096 bytes."""
+    """Return how the work ends in a process whose files may not grow beyond 4096 bytes."""
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
     child = context.Process(target=_small_files, args=(work, folder, answer))
     child.start()
-    return answer.get(timeout=20)
+    sentence = answer.get(timeout=20)
+    child.join()
+    return sentence
 
 
 def _small_files(work, folder, answer):
@@ -399,27 +374,28 @@ def _small_files(work, folder, answer):
         answer.put(str(error))
 
 
-def _large_checkpoint(record):
-    with record.checkpoint(2, {"round": 2}) as draft:
+def _large_checkpoint(run_folder):
+    with run_folder.checkpoint(2, {"round": 2}) as draft:
         write_part(draft, [0], {"model": torch.zeros(1, 10_000)})
 
 
-def _large_event(record):
-    record.append({"round": 2, "text": "x" * 5000})
+def _large_event(run_folder):
+    run_folder.append({"round": 2, "text": "x" * 5000})
 
 
 @pytest.mark.parametrize("work", [_large_checkpoint, _large_event])
-def test_what_the_disk_refuses_is_a_sentence_and_leaves_the_rest_whole(record, work):
-    record.begin({})
-    record.append({"round": 1})
-    save(record, 1)
-    record.unlock()
-    sentence = _in_small_files(work, record.folder)
-    assert sentence.startswith(f"The run folder '{record.folder}' could not be written (")
+@pytest.mark.parametrize(
+    ("about", "next_step"), [({}, "resume the run"), ({"node": "a"}, "start the node again")]
+)
+def test_write_refused_by_the_disk_says_how_to_continue(run_folder, work, about, next_step):
+    run_folder.begin(about)
+    run_folder.append({"round": 1})
+    save(run_folder, 1)
+    run_folder.unlock()
+    sentence = _in_small_files(work, run_folder.folder)
+    assert sentence.startswith(f"The folder '{run_folder.folder}' could not be written (")
     assert "File too large" in sentence
-    assert sentence.endswith(
-        f"put that right, then continue with 'fedspd run --resume {record.folder}'."
-    )
-    assert record.latest()[1]["round"] == 1
-    assert os.listdir(record.folder / "checkpoints") == ["round-000001"]
-    assert list(record.events()) == [{"round": 1}]
+    assert sentence.endswith(f"put that right, then {next_step}.")
+    assert run_folder.latest()[1]["round"] == 1
+    assert checkpoints(run_folder) == ["round-000001"]
+    assert list(run_folder.events()) == [{"round": 1}]

@@ -66,12 +66,14 @@ def _claim(todo: Sequence[Job], folder: Path) -> None:
     if (folder / "compare.json").exists():
         if RunFolder(folder).read("compare.json") != content:
             raise StorageError(
-                f"'{folder}' holds another comparison: give another folder with --out, or repeat that one as it was."
+                f"'{folder}': the folder holds another comparison. Repeat that one with the same "
+                "settings, or choose another folder."
             )
         return
     if folder.exists() and not (folder.is_dir() and _vacant(folder)):
         raise StorageError(
-            f"The folder '{folder}' exists and is no comparison: give another one with --out."
+            f"'{folder}': not a comparison, and not empty; expected a new or an empty folder. "
+            "Choose another folder."
         )
     for job in {(repr(job.point), job.config.seed): job for job in todo}.values():
         with _named(job):

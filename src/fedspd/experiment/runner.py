@@ -63,7 +63,7 @@ def run(
     callbacks  objects that follow the run, see `Callback`
     """
     if resume and out is None:
-        raise ConfigError("resume = True needs the run folder to continue: give it as out.")
+        raise ConfigError("resume = True: expected the folder of the run as out.")
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
     settings = _resumed_config(folder, config) if resume else as_config(config)
@@ -94,7 +94,8 @@ def _resumed_config(folder: Path, given: Any) -> ExperimentConfig:
     stored = load(folder / "config.toml")
     if given is not None and config_hash(as_config(given)) != config_hash(stored):
         raise StorageError(
-            f"The config is not the one that the run in '{folder}' was started with: resume without one, or start a new run."
+            f"'{folder}': the run was started with another config. Resume it without a config, or "
+            "start a new run in another folder."
         )
     return stored
 
@@ -117,8 +118,9 @@ def _check_same(record: RunFolder, experiment: Experiment) -> None:
     for name in now:
         if before[name] != now[name]:
             raise StorageError(
-                f"The run in '{record.folder}' was started with another {name} (hash {before[name][:12]}, now {now[name][:12]}): "
-                "its checkpoint does not fit. Restore it, or start a new run with --out."
+                f"'{record.folder}': the run was started with another {name} (hash "
+                f"{before[name][:12]}, now {now[name][:12]}). Restore that {name}, or start a new "
+                "run in another folder."
             )
 
 
@@ -192,7 +194,8 @@ def _train(
                 losses += 1
                 if losses > LOSSES:
                     raise WorkerError(
-                        f"{error}, {losses} times without a checkpoint in between: look for the cause, then --resume."
+                        f"{error}, {losses} times without a checkpoint in between. Look for the "
+                        "cause, then resume the run."
                     ) from None
                 event["alarms"] = [f"{error}: the run goes on from its last checkpoint."]
 

@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, and disk errors as sentences."""
+"""Atomic writes, JSON, and disk errors as sentences; without torch."""
 
 import errno
 import hashlib
@@ -17,7 +17,11 @@ from fedspd.core.machine import IS_POSIX
 Json = dict[str, Any]
 
 
+# ---- JSON
+
+
 def read_json(path: Path) -> Json:
+    """Return the JSON object in a file."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -25,13 +29,8 @@ def read_json(path: Path) -> Json:
     return parse_json(text, f"'{path}' is damaged")
 
 
-def seal(content: Json) -> str:
-    """The content as text, with a hash of itself: a single bit that changes on the disk is noticed."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**content, "sha256": digest}, indent=1)
-
-
 def parse_json(text: bytes, complaint: str) -> Json:
+    """Return the JSON object that the text holds; `complaint` begins the sentence of an error."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -41,7 +40,17 @@ def parse_json(text: bytes, complaint: str) -> Json:
     return found
 
 
+def seal(content: Json) -> str:
+    """Return the content as JSON with its own SHA-256, so that a single flipped bit is noticed."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=1)
+
+
+# ---- files
+
+
 def write_atomically(path: Path, text: str) -> None:
+    """Replace the file once the new text is on the disk; an error leaves the old file."""
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     try:
         with open(draft, "w", encoding="utf-8") as file:
@@ -55,43 +64,6 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns what the disk refuses into a sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-        ) or "No space left" in str(error)
-        reason = "the disk is full" if full else str(error)
-        sentence = f"The run folder '{folder}' could not be written ({reason}): put that right, then {_again(folder)}."
-        raise storage_error(error, sentence) from None
-
-
-def storage_error(error: Exception, sentence: str) -> FedspdError:
-    """A lack of file descriptors passes; whatever else a disk refuses, a person must put right."""
-    passes = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
-    return WorkerError(sentence) if passes else StorageError(sentence)
-
-
-def _again(folder: Path) -> str:
-    """How a person goes on with what the folder holds: a run, or the rounds of a node."""
-    if not (folder / "run.json").exists():
-        return "start the run again"
-    return (
-        "start the node again"
-        if "node" in read_json(folder / "run.json")
-        else f"continue with 'fedspd run --resume {folder}'"
-    )
-
-
-def sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk; Windows can do so for files."""
     is_folder = path.is_dir()
@@ -102,3 +74,42 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- errors
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Raise a failed write inside the block as a sentence that names the folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = "the disk is full" if _is_disk_full(error) else str(error)
+        sentence = f"The folder '{folder}' could not be written ({reason}): put that right, then "
+        raise storage_error(error, f"{sentence}{_next_step(folder)}.") from None
+
+
+def storage_error(error: Exception, sentence: str) -> FedspdError:
+    """Return a WorkerError for a lack of file descriptors, which passes, else a StorageError."""
+    passes = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+    return WorkerError(sentence) if passes else StorageError(sentence)
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left" in str(error)  # safetensors has the text alone
+
+
+def _next_step(folder: Path) -> str:
+    """Return how a person continues with what the folder holds: a run, or a node's journal."""
+    if not (folder / "run.json").exists():
+        return "start the run again"
+    return "start the node again" if "node" in read_json(folder / "run.json") else "resume the run"

@@ -1,13 +1,16 @@
-"""A run on disk. Nothing here is ever unpickled, and nothing is replaced before its successor is whole.
+"""A run on the disk. Nothing is unpickled, and no file is replaced before its successor is complete.
 
 RUN/
   config.toml       the resolved config; `fedspd run RUN/config.toml` repeats the run
-  run.json          format number, versions, machine, hashes of config and data
-  partition.json    who got which examples
+  run.json          format number, versions, machine, hashes of config, data and model
+  partition.json    which examples each client has
+  topology.json     the graph
   events.jsonl      one line per round
-  checkpoints/      round-000012/: checkpoint.json, part-*.safetensors; the newest whole one counts
-  result.json       every client's final scores, totals, the hash of the final parameters
+  checkpoints/      round-000012/: checkpoint.json and part-*.safetensors; the newest one counts
+  result.json       final scores of every client, totals, the hash of the final parameters
   figures/
+
+A node's journal is a run folder too, of one client, without the files that describe a network.
 """
 
 import json
@@ -15,7 +18,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
@@ -29,14 +31,15 @@ from fedspd.storage.atomic import (
     sync,
     write_atomically,
 )
+from fedspd.storage.format import check_format, stamp
 from fedspd.storage.lock import Lock
 
-LOCK_TIMEOUT_SECONDS = 2.0
-FORMAT = 1  # of run.json and checkpoint.json; raise it when other versions cannot read the folder
+LOCK_TIMEOUT_SECONDS = 2.0  # workers of a run that was killed may keep the lock for a moment
+RESTORE = "Restore it from a copy, or start again in another folder."
 
 
 class RunFolder:
-    """The run folder, held by one process at a time."""
+    """The folder of a run, or of a node's journal; the process that locked it may write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,28 +47,30 @@ class RunFolder:
 
     @classmethod
     def create(cls, folder: Path) -> "RunFolder":
-        _refuse_unless_vacant(folder)
+        """Make and lock the folder of a new run; refuse a folder that holds something else."""
+        _check_vacant(folder)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        record = cls(folder).lock()  # makes the folder ours before there is anything else in it
+        created = cls(folder).lock()
         try:
-            _refuse_unless_vacant(folder)  # nor has somebody else begun a run here while we waited
+            _check_vacant(folder)  # again: another process may have begun a run before the lock
         except StorageError:
-            record.unlock()
+            created.unlock()
             raise
         with disk_errors(folder):
             (folder / "checkpoints").mkdir(exist_ok=True)
-        return record
+        return created
 
     @classmethod
     def open(cls, folder: Path) -> "RunFolder":
+        """Return the folder of a run that has begun; refuse one of another format."""
         if not (folder / "run.json").exists():
-            raise StorageError(f"'{folder}' is not a run folder: there is no run.json in it.")
+            raise StorageError(f"'{folder}': not a run folder; expected a folder with run.json.")
         check_format(folder / "run.json", read_json(folder / "run.json"))
         return cls(folder)
 
     def lock(self) -> "RunFolder":
-        """The workers of a run that was killed may hold its folder for a moment more."""
+        """Make this process the only one that writes."""
         with disk_errors(self.folder):
             (self.folder / ".lock").touch()
             lock = Lock(self.folder / ".lock")
@@ -74,6 +79,7 @@ class RunFolder:
         return self
 
     def unlock(self) -> None:
+        """Let other processes write."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -81,42 +87,57 @@ class RunFolder:
     # ---- documents
 
     def begin(self, about: Json) -> None:
-        """Write run.json, stamped with the format: from now on the folder holds a run."""
+        """Write run.json with the format number: from now on the folder holds a run."""
         self.write("run.json", {**stamp(), **about})
 
     def write(self, name: str, content: Json | str) -> None:
+        """Write a document, as JSON unless it is text."""
+        if not isinstance(content, str):
+            content = json.dumps(content, indent=1, allow_nan=False) + "\n"
         with disk_errors(self.folder):
-            text = (
-                content
-                if isinstance(content, str)
-                else json.dumps(content, indent=1, allow_nan=False) + "\n"
-            )
-            write_atomically(self.folder / name, text)
+            write_atomically(self.folder / name, content)
 
     def read(self, name: str) -> Json:
+        """Return a JSON document."""
         if not (self.folder / name).exists():
-            raise StorageError(f"'{self.folder}' has no {name}: the run did not get that far.")
+            raise StorageError(
+                f"'{self.folder}': no {name}; the run did not get that far. Resume it."
+            )
         return read_json(self.folder / name)
 
     # ---- events
 
+    @property
+    def _events_path(self) -> Path:
+        return self.folder / "events.jsonl"
+
     def append(self, event: Json) -> None:
-        with disk_errors(self.folder), open(self.folder / "events.jsonl", "a") as file:
+        """Append an event to events.jsonl."""
+        with disk_errors(self.folder), open(self._events_path, "a") as file:
             file.write(json.dumps(event, separators=(",", ":"), allow_nan=False) + "\n")
 
     def events(self) -> Iterator[Json]:
-        """Every event; a last line that was cut off by a crash is passed over."""
-        path = self.folder / "events.jsonl"
-        with open(path, "rb") if path.exists() else open(os.devnull, "rb") as file:
+        """Yield every event, without a last line that a crash cut off."""
+        path = self._events_path
+        with open(path if path.exists() else os.devnull, "rb") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
                     yield parse_json(line, f"'{path}' is damaged in line {number}")
 
-    def _events_size(self) -> int:
-        path = self.folder / "events.jsonl"
-        if not path.exists():
+    def rewind(self, size: int) -> None:
+        """Keep the first `size` bytes of the events: the rounds after them run again."""
+        path = self._events_path
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:  # truncate would fill the file up with zeros
+            raise StorageError(f"'{path}' is damaged: {found} of {size} bytes are left. {RESTORE}")
+        if found > size:
+            os.truncate(path, size)
+
+    def _sync_events(self) -> int:
+        """Wait until all events are on the disk, and return their size in bytes."""
+        if not self._events_path.exists():
             return 0
-        with open(path, "rb+") as file:
+        with open(self._events_path, "rb+") as file:
             os.fsync(file.fileno())
             return file.seek(0, os.SEEK_END)
 
@@ -124,7 +145,10 @@ class RunFolder:
 
     @contextmanager
     def checkpoint(self, round: int, content: Json) -> Iterator[Path]:
-        """A folder to write parts into; it becomes the newest checkpoint when the block ends, or leaves no trace."""
+        """Yield a folder for the parts of a checkpoint.
+
+        It becomes the newest checkpoint when the block ends. If the block fails, it leaves no trace.
+        """
         final = self.folder / "checkpoints" / f"round-{round:06d}"
         draft = final.with_name(f"{final.name}.draft-{os.getpid()}")
         older = self._checkpoints()
@@ -133,13 +157,8 @@ class RunFolder:
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir(parents=True)
                 yield draft
-                sums = {part.name: sha256_of(part) for part in sorted(draft.glob("*.safetensors"))}
-                write_atomically(
-                    draft / "checkpoint.json",
-                    seal({**stamp(), **content, "events": self._events_size(), "parts": sums}),
-                )
+                self._describe(draft, content)
                 shutil.rmtree(final, ignore_errors=True)
-                sync(draft)
                 os.replace(draft, final)
                 sync(final.parent)
             except BaseException:
@@ -149,76 +168,56 @@ class RunFolder:
             if stale != final:
                 shutil.rmtree(stale, ignore_errors=True)
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted(
-            p
-            for p in (self.folder / "checkpoints").glob("round-*")
-            if p.name.removeprefix("round-").isdigit()
-        )
+    def _describe(self, draft: Path, content: Json) -> None:
+        """Write checkpoint.json, the last file of a checkpoint."""
+        sums = {part.name: sha256_of(part) for part in sorted(draft.glob("*.safetensors"))}
+        described = {**stamp(), **content, "events": self._sync_events(), "parts": sums}
+        write_atomically(draft / "checkpoint.json", seal(described))
 
     def latest(self) -> tuple[Path, Json] | None:
-        """The newest whole checkpoint and what it says of itself."""
-        if self._lock is not None:  # else a draft may be somebody's who is at work on it
-            self._sweep()
-        if not (found := self._checkpoints()):
-            return None
-        folder = found[-1]
-        content = read_json(folder / "checkpoint.json")
-        check_format(folder / "checkpoint.json", content)
-        if seal({key: value for key, value in content.items() if key != "sha256"}) != (
-            folder / "checkpoint.json"
-        ).read_text("utf-8"):
-            raise StorageError(
-                f"'{folder / 'checkpoint.json'}' is damaged: restore it from a copy, or start anew in another folder."
-            )
-        for name, expected in content["parts"].items():
-            if not (folder / name).exists() or sha256_of(folder / name) != expected:
-                raise StorageError(
-                    f"The checkpoint file '{folder / name}' is missing or damaged (its SHA-256 is not the one recorded): "
-                    "restore it from a copy, or start anew in another folder."
-                )
-        return folder, content
+        """Return the folder and the checkpoint.json of the newest complete checkpoint, verified."""
+        if self._lock is not None:  # without it, a draft may belong to a process at work
+            self._remove_drafts()
+        checkpoints = self._checkpoints()
+        return (checkpoints[-1], _verified(checkpoints[-1])) if checkpoints else None
 
-    def _sweep(self) -> None:
+    def _checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        found = (self.folder / "checkpoints").glob("round-*")
+        return sorted(path for path in found if path.name.removeprefix("round-").isdigit())
+
+    def _remove_drafts(self) -> None:
         for draft in (self.folder / "checkpoints").glob("*.draft-*"):
             shutil.rmtree(draft, ignore_errors=True)
 
-    def rewind(self, size: int) -> None:
-        """Forget the events of rounds that will be run again."""
-        path = self.folder / "events.jsonl"
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:  # else it would be filled up with zeros
+
+def _check_vacant(folder: Path) -> None:
+    """Accept a folder that is absent, empty, or left by a start that ended before run.json."""
+    if (folder / "run.json").exists():
+        raise StorageError(
+            f"'{folder}': the folder holds a run already. Resume it, or choose another folder."
+        )
+    is_ours = (folder / ".lock").exists()
+    if folder.exists() and not is_ours and not (folder.is_dir() and not any(folder.iterdir())):
+        raise StorageError(
+            f"'{folder}': not a run folder, and not empty; expected a new or an empty folder. "
+            "Choose another folder."
+        )
+
+
+def _verified(checkpoint: Path) -> Json:
+    """Return what checkpoint.json says, once it and all parts are as they were written."""
+    path = checkpoint / "checkpoint.json"
+    content = read_json(path)
+    check_format(path, content)
+    unsealed = {key: value for key, value in content.items() if key != "sha256"}
+    if seal(unsealed) != path.read_text("utf-8"):
+        raise StorageError(f"'{path}' is damaged: its SHA-256 is not the recorded one. {RESTORE}")
+    for name, expected in content["parts"].items():
+        part = checkpoint / name
+        if not part.exists() or sha256_of(part) != expected:
             raise StorageError(
-                f"'{path}' is damaged: {found} bytes are left of {size}; restore it from a copy, or start anew in another folder."
+                f"'{part}': checkpoint file missing or damaged; its SHA-256 is not the recorded one. "
+                f"{RESTORE}"
             )
-        if found > size:
-            os.truncate(path, size)
-
-
-def stamp() -> Json:
-    """Return the fields that say which format a file has and which fedspd wrote it."""
-    return {"format": FORMAT, "versions": {"fedspd": version("fedspd")}}
-
-
-def check_format(path: Path, content: Json) -> None:
-    """Refuse a file that was written in an older or newer format."""
-    if (found := content.get("format")) == FORMAT:
-        return
-    writer = content.get("versions", {}).get("fedspd", "of an unknown version")
-    raise StorageError(
-        f"'{path}': format = {json.dumps(found)}, written by fedspd {writer}; expected {FORMAT}. "
-        "Install that version, or start again in another folder."
-    )
-
-
-def _refuse_unless_vacant(folder: Path) -> None:
-    """Vacant: absent, empty, or left by a start that was cut short, before run.json was written."""
-    begun = (folder / "run.json").exists()
-    ours = (folder / ".lock").exists() and not begun
-    if not folder.exists() or ours or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not begun:
-        raise StorageError(f"'{folder}' exists and is no run: give another folder with --out.")
-    raise StorageError(
-        f"The run folder '{folder}' exists: continue it with 'fedspd run --resume {folder}', or give another one with --out."
-    )
+    return content

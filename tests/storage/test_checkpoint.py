@@ -1,0 +1,28 @@
+"""Checkpoint parts: rows of clients, found in any partition into files."""
+
+import pytest
+import torch
+
+from fedspd.core.errors import StorageError
+from fedspd.storage.checkpoint import read_rows, write_part
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The rows [c, -c] of clients c = 0 to 5, in three parts."""
+    folder = tmp_path / "checkpoints" / "round-000001"
+    folder.mkdir(parents=True)
+    for clients in ([0, 1], [2, 3, 4], [5]):
+        write_part(folder, clients, {"model": torch.tensor([[c, -c] for c in clients])})
+    return folder
+
+
+def test_read_rows_finds_clients_across_parts(folder):
+    rows = read_rows(folder, 1, 6, ["model"])["model"]
+    assert rows.tolist() == [[1, -1], [2, -2], [3, -3], [4, -4], [5, -5]]
+    assert read_rows(folder, 3, 4, ["model"])["model"].tolist() == [[3, -3]]
+
+
+def test_read_rows_refuses_a_state_with_other_names(folder):
+    with pytest.raises(StorageError, match=r"part-000000-.*: the checkpoint does not fit this run"):
+        read_rows(folder, 0, 6, ["centers"])
