@@ -13,7 +13,7 @@ import torch
 
 from fedspd.algorithms.fedspd import FedSPD
 from fedspd.core.graph import Graph
-from fedspd.topology import link_matrix
+from fedspd.topology import graph_mixing_matrix
 
 N, S, D, ROUNDS = 8, 2, 3, 12
 EDGES = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 0), (0, 4), (0, 2)]
@@ -60,7 +60,7 @@ def test_the_centers_after_t_rounds_equal_the_closed_form(network, rule):
         chosen_N = net.chosen(t)[:, 0].numpy()
         for s in range(S):
             behind_N = (net.state.assignment_CE == s).sum(1).numpy()
-            links[s].append(link_matrix(net.graph, chosen_N == s, behind_N).toarray())
+            links[s].append(graph_mixing_matrix(net.graph, chosen_N == s, behind_N).toarray())
             slopes[s].append(gradients(net, s, chosen_N == s))
         net.run(t, first=t)
         for s in range(S):

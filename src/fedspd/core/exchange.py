@@ -18,6 +18,7 @@ from torch import Tensor
 from fedspd.core.graph import Graph, LinkRule
 from fedspd.core.learner import one_thread
 from fedspd.core.ledger import NO_CLUSTER
+from fedspd.core.links import link_weights
 from fedspd.core.robust import ROBUST
 
 MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
@@ -198,31 +199,16 @@ def mixing_matrix(received: Neighbourhood, want_CM: Tensor) -> CSR:
     h, m, k = np.nonzero(offered_HK[:, None, :] == want_HM[:, :, None])
     receiver, sender = received.receiver_H[h], received.sender_H[h]
     row = receiver * M + m
-    link = _link_weights(received, receiver, sender, k, row)
-    share = link / np.bincount(row, link)[row]
+    share = link_weights(
+        received.rule,
+        row_L=row,
+        is_own_L=received.sender_ids[sender] == received.clients[receiver],
+        examples_L=received.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k],
+        degree_L=np.maximum(received.degree_C[receiver], received.degree_N[sender]),
+    )
     order = np.lexsort((k, sender, row))
     start = np.searchsorted(row[order], np.arange(C * M + 1))
     return sparse.csr_array((share[order], (sender * K + k)[order], start), shape=(C * M, N * K))
-
-
-def _link_weights(
-    received: Neighbourhood,
-    receiver: NDArray[np.int64],
-    sender: NDArray[np.int64],
-    k: NDArray[np.int64],
-    row: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """Return the weight of each received model before its row is normalised to 1."""
-    if received.rule == "examples":
-        link = received.offers.weight_CK.cpu().numpy().astype(np.float64)[sender, k]
-        has_examples = np.bincount(row, link)[row] > 0
-        return np.where(has_examples, link, 1.0)
-    if received.rule != "metropolis":
-        return np.ones(len(sender))
-    link = 1.0 / (1.0 + np.maximum(received.degree_C[receiver], received.degree_N[sender]))
-    own = received.sender_ids[sender] == received.clients[receiver]
-    others = np.bincount(row[~own], link[~own], minlength=row.max(initial=0) + 1)
-    return np.where(own, 1.0 - others[row], link)
 
 
 def _times(matrix: CSR, dense: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from fedspd.topology.build import Topology, build_topology
 from fedspd.topology.diagnostics import consensus_rate, describe, diameter, spectral_gap
-from fedspd.topology.links import link_matrix
+from fedspd.topology.mixing import graph_mixing_matrix
 from fedspd.topology.options import KIND_OPTIONS, TopologyOptions
 
 __all__ = [
@@ -13,6 +13,6 @@ __all__ = [
     "consensus_rate",
     "describe",
     "diameter",
-    "link_matrix",
+    "graph_mixing_matrix",
     "spectral_gap",
 ]

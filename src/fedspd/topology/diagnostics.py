@@ -15,7 +15,7 @@ from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.robust import ROBUST
 from fedspd.topology.build import Topology
-from fedspd.topology.links import Matrix, link_matrix
+from fedspd.topology.mixing import Matrix, graph_mixing_matrix
 
 Floats: TypeAlias = NDArray[np.float64]
 Apply: TypeAlias = Callable[[Floats], Floats]
@@ -107,7 +107,7 @@ def spectral_gap(graph: Graph, key: Key) -> float:
     if graph.is_complete:
         return 1.0  # one exchange, and all agree
     scale_N = np.ones(graph.clients) if graph.rule == "metropolis" else np.sqrt(graph.degree + 1.0)
-    symmetric = diags_array(scale_N) @ link_matrix(graph) @ diags_array(1 / scale_N)
+    symmetric = diags_array(scale_N) @ graph_mixing_matrix(graph) @ diags_array(1 / scale_N)
     return 1 - _largest_eigenvalue(lambda x_N: symmetric @ x_N, scale_N, key)
 
 
@@ -156,7 +156,7 @@ def _metropolis_sums(graph: Graph) -> tuple[Apply, Apply]:
     if graph.is_complete:
         around, n = _around(graph), graph.clients
         return lambda x_N: around(x_N) / n, lambda x_N: around(x_N) / n**2
-    weights = link_matrix(graph)
+    weights = graph_mixing_matrix(graph)
     weights.setdiag(0)
     squares = weights.power(2)
     return lambda x_N: np.asarray(weights @ x_N), lambda x_N: np.asarray(squares @ x_N)
