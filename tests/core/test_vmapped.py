@@ -63,7 +63,7 @@ def twins(
         Learner(partial(without_dropout, factory), training, loss, dtype=torch.float64)
         for _ in range(2)
     )
-    together.together = VmapTrainer(together)
+    together.vmap_trainer = VmapTrainer(together)
     return alone, together
 
 
@@ -163,7 +163,7 @@ def test_dropout_draws_for_every_client_anew_and_again_the_same():
         TrainingOptions(batch=4, epochs=1),
         dtype=torch.float64,
     )
-    learner.together = VmapTrainer(learner)
+    learner.vmap_trainer = VmapTrainer(learner)
     one = examples((1, 4, 4), [4])
     data = Block(range(2), 2, one.x * 2, one.y * 2, 4)
     model_CP = first_models(learner, 1).repeat(2, 1)
@@ -189,4 +189,7 @@ def test_auto_takes_a_gpu_where_there_is_one():
 
 
 def test_a_cpu_loops():
-    assert Learner(partial(build_model, ModelOptions(name="linear"), (1, 4, 4), 3)).together is None
+    assert (
+        Learner(partial(build_model, ModelOptions(name="linear"), (1, 4, 4), 3)).vmap_trainer
+        is None
+    )

@@ -1,7 +1,7 @@
-"""The only place that knows how to train: a plain nn.Module as flat vectors.
+"""Local training: the only place that knows how to train, with a plain nn.Module as a flat vector.
 
-Shapes: C clients in the block, S models per client, P numbers in a model (what is trained first, then frozen
-parameters and buffers), E examples.
+Shapes: C clients in the block, S models per client, E examples, P parameters of a model: W that
+are trained, then frozen parameters and buffers, which count as parameters everywhere.
 """
 
 import time
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.options import Options
+from fedspd.core.sgd import sgd_step
 from fedspd.core.vmapped import VmapTrainer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -28,7 +29,7 @@ class TrainingOptions(Options):
 
     lr: Annotated[float, Field(gt=0, description="learning rate of the first round (eta)")] = 0.05
     momentum: Annotated[
-        float, Field(ge=0, lt=1, description="momentum, started anew in every local training")
+        float, Field(ge=0, lt=1, description="momentum, reset before every local update")
     ] = 0.5
     weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, as in torch.optim.SGD")] = (
         0.0
@@ -36,7 +37,7 @@ class TrainingOptions(Options):
     batch: Annotated[int, Field(ge=1, description="examples in a step")] = 50
     epochs: Annotated[int, Field(ge=1, description="local epochs in a round (tau)")] = 5
     first_round_factor: Annotated[
-        int, Field(ge=1, description="times the local epochs in round 1, for every method alike")
+        int, Field(ge=1, description="factor on the local epochs in round 1, for every method")
     ] = 2
     decay: Annotated[
         float,
@@ -45,52 +46,63 @@ class TrainingOptions(Options):
     decay_every: Annotated[int, Field(ge=1, description="rounds between two decays")] = 5
 
     def rate(self, round: int) -> float:
+        """Return the learning rate of a round."""
         return float(self.lr * self.decay ** ((max(round, 1) - 1) // self.decay_every))
 
     def rates(self, round: int) -> list[float]:
-        """The learning rate of every local epoch of a round."""
+        """Return the learning rate of every local epoch of a round."""
         return [self.rate(round)] * (self.epochs * (self.first_round_factor if round == 1 else 1))
 
-    def final_rates(self, epochs: int, part: float = 0.5, decay: float = 0.8) -> list[float]:
-        """Of epochs after the last round, which have a schedule of their own: what decay has left by then may be next to nothing."""
-        return [self.lr * part * decay ** (epoch // 3) for epoch in range(epochs)]
+    def final_rates(self, epochs: int, factor: float = 0.5, decay: float = 0.8) -> list[float]:
+        """Return the learning rates of epochs after the last round.
+
+        They start from the first round's rate: after many rounds, decay has left next to nothing.
+        """
+        return [self.lr * factor * decay ** (epoch // 3) for epoch in range(epochs)]
 
 
-class Slot(NamedTuple):
-    """Where one tensor of the module lies in the flat vector."""
+class TensorSlot(NamedTuple):
+    """The place of one parameter or buffer of the module in the flat vector."""
 
+    name: str  # as in the module's state_dict
     owner: nn.Module
-    name: str
+    attribute: str  # of the owner
     start: int
-    view: Tensor
-    integer: bool
+    view: Tensor  # of the flat vector
+    is_integer: bool
 
 
 class LocalUpdate(NamedTuple):
-    """One client's local training."""
+    """The local update of one client: its examples and how to train on them."""
 
     x: Tensor
     y: Tensor
-    weight: Tensor | None
-    pull: tuple[Tensor, float] | None  # towards an anchor, and how strongly
+    weight: Tensor | None  # of every example's loss
+    anchor_W: Tensor | None  # adds pull/2 ||weights - anchor||^2 to the loss
+    pull: float
     rates: Sequence[float]  # one for every epoch
     momentum: float
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Return the cross entropy of every example."""
     return nn.functional.cross_entropy(output, y, reduction="none")
 
 
 def squared_error(output: Tensor, y: Tensor) -> Tensor:
-    return (
-        (output - y).square().flatten(1).sum(1) / 2
-        if output.ndim > 1
-        else (output - y).square() / 2
-    )
+    """Return half the squared error of every example, summed over its values."""
+    error = (output - y).square()
+    return (error.flatten(1).sum(1) if error.ndim > 1 else error) / 2
 
 
 class Learner:
-    """One module, whose parameters and buffers are views into one flat vector: loading a model is one copy."""
+    """A module whose parameters and buffers are views of one flat vector: a model loads in one copy.
+
+    size        P, the parameters of a model
+    weights     W, those that are trained; they come first
+    training    the options of local training
+    steps       gradient steps since the counter was last reset
+    """
 
     def __init__(
         self,
@@ -106,105 +118,105 @@ class Learner:
         self.steps = 0
         with keyed_randomness(Key(0), self.device):
             self.module = factory().to(device=self.device, dtype=dtype)
-        self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
-        self.module.eval()  # now the module's mode is that of its layers
+        modules = list(self.module.modules())
+        self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in modules)
+        self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.module.eval()  # so that the module's mode is that of all its layers
         self._lay_out()
-        self.norms = [
-            layer
-            for layer in self.module.modules()
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        ]
-        self.together = (
-            None if self.device.type == "cpu" else VmapTrainer(self)
-        )  # by a rule: a timing may come out otherwise next time
+        # By device, never by a timing, which may come out otherwise next time.
+        self.vmap_trainer = None if self.device.type == "cpu" else VmapTrainer(self)
 
     @property
     def classifies(self) -> bool:
+        """Whether the targets are classes."""
         return self.loss is cross_entropy
 
     # ---- a module as a vector
 
     def _lay_out(self) -> None:
-        parameters = sorted(
-            self.module.parameters(), key=lambda p: not p.requires_grad
-        )  # a tied one counts once
+        """Move all parameters and buffers into one vector: trained, frozen, buffers."""
+        named = list(self.module.named_parameters())  # a tied parameter counts once
+        parameters = sorted(named, key=lambda pair: not pair[1].requires_grad)
         buffers = [
-            (owner, name, b)
-            for owner in self.module.modules()
-            for name, b in owner._buffers.items()
-            if b is not None
+            (f"{path}.{name}" if path else name, buffer)
+            for path, owner in self.module.named_modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
         ]
-        self.weights = sum(p.numel() for p in parameters if p.requires_grad)
-        self.size = sum(p.numel() for p in parameters) + sum(b.numel() for _, _, b in buffers)
+        self.weights = sum(p.numel() for _, p in parameters if p.requires_grad)
+        self.size = sum(tensor.numel() for _, tensor in [*parameters, *buffers])
         self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         self.gradient = torch.zeros(self.weights, dtype=self.dtype, device=self.device)
+        self.parameter_slots: list[TensorSlot] = []
+        self.buffer_slots: list[TensorSlot] = []
         start = 0
-        for p in parameters:
+        for name, p in parameters:
+            slot = self._slot(name, p, start, self.view(self.flat, start, p))
+            self.parameter_slots.append(slot)
             with torch.no_grad():
-                p.data = self.view(self.flat, start, p).copy_(p)
+                p.data = slot.view.copy_(p)
             if p.requires_grad:
                 p.grad = self.view(self.gradient, start, p)
             start += p.numel()
-        self.buffers = [
-            self._adopt(owner, name, b, at)
-            for (owner, name, b), at in zip(buffers, _starts(start, buffers), strict=True)
-        ]
+        for name, buffer in buffers:
+            view = self.flat[start : start + buffer.numel()].view(buffer.shape)
+            slot = self._slot(name, buffer, start, view)
+            self.buffer_slots.append(slot)
+            slot.view.copy_(buffer)
+            if not slot.is_integer:
+                slot.owner._buffers[slot.attribute] = slot.view
+            start += buffer.numel()
+
+    def _slot(self, name: str, tensor: Tensor, start: int, view: Tensor) -> TensorSlot:
+        path, _, attribute = name.rpartition(".")
+        owner, is_integer = self.module.get_submodule(path), not tensor.is_floating_point()
+        return TensorSlot(name, owner, attribute, start, view, is_integer)
 
     def view(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
-        """Convolution weights lie in channels-last order, which the CPU's kernels read faster."""
+        """Return the part of the vector from `start` in the shape of `like`.
+
+        Convolution weights lie in channels-last order, which the CPU's kernels read faster.
+        """
         piece = flat[start : start + like.numel()]
         if self.channels_last and like.ndim == 4:
             out, into, height, width = like.shape
             return piece.view(out, height, width, into).permute(0, 3, 1, 2)
         return piece.view(like.shape)
 
-    def _adopt(self, owner: nn.Module, name: str, buffer: Tensor, start: int) -> Slot:
-        view = self.flat[start : start + buffer.numel()].view(buffer.shape)
-        view.copy_(buffer)
-        integer = not buffer.is_floating_point()
-        if not integer:
-            owner._buffers[name] = view
-        return Slot(owner, name, start, view, integer)
-
     def load(self, model_P: Tensor) -> None:
+        """Make the module this model."""
         self.flat.copy_(model_P)
-        for slot in self.buffers:
-            buffer = slot.owner._buffers[slot.name]
+        for slot in self.buffer_slots:
+            buffer = slot.owner._buffers[slot.attribute]
             assert buffer is not None
-            if slot.integer:
+            if slot.is_integer:
                 buffer.copy_(slot.view.round())
-            else:
-                slot.owner._buffers[slot.name] = (
-                    slot.view
-                )  # the module may have put a new tensor in its place
+            else:  # a forward pass may have put a new tensor in its place
+                slot.owner._buffers[slot.attribute] = slot.view
 
     def store(self) -> Tensor:
-        for slot in self.buffers:
-            buffer = slot.owner._buffers[slot.name]
+        """Return the module as a vector."""
+        for slot in self.buffer_slots:
+            buffer = slot.owner._buffers[slot.attribute]
             assert buffer is not None
-            if (
-                buffer is not slot.view
-            ):  # an integer, or a module that put a new tensor in place of its buffer
+            if buffer is not slot.view:  # an integer, or replaced by a forward pass
                 slot.view.copy_(buffer)
         return self.flat.clone()
 
     def draw(self, key: Key) -> Tensor:
-        """A fresh model, as its factory initialises it."""
+        """Return a new model, as its factory initialises it."""
         with keyed_randomness(key, self.device):
             fresh = self.factory().to(device=self.device, dtype=self.dtype)
+        buffers = [b for m in fresh.modules() for b in m._buffers.values() if b is not None]
         with torch.no_grad():
             for own, drawn in zip(self.module.parameters(), fresh.parameters(), strict=True):
                 own.copy_(drawn)
-            for slot, new in zip(
-                self.buffers,
-                [b for m in fresh.modules() for b in m._buffers.values() if b is not None],
-                strict=True,
-            ):
-                slot.view.copy_(new)
+            for slot, buffer in zip(self.buffer_slots, buffers, strict=True):
+                slot.view.copy_(buffer)
         return self.flat.clone()
 
     def export(self, model_P: Tensor) -> dict[str, Tensor]:
-        """The model under the names of its own state_dict, in the default memory layout."""
+        """Return the model as a state_dict, in the default memory layout."""
         self.load(model_P)
         return {
             name: tensor.detach().contiguous().clone()
@@ -212,7 +224,7 @@ class Learner:
         }
 
     def as_module(self, model_P: Tensor) -> nn.Module:
-        """The model as an ordinary module; the caller's own random draws stay as they were."""
+        """Return the model as an ordinary module; the caller's own random draws stay as they were."""
         with keyed_randomness(Key(0), self.device):
             module = self.factory().to(device=self.device, dtype=self.dtype)
         module.load_state_dict(self.export(model_P))
@@ -233,7 +245,7 @@ class Learner:
         pull_C: Tensor | None = None,
         momentum: float | None = None,
     ) -> Tensor:
-        """Local SGD of every client's model on its own examples.
+        """Return every client's model after local SGD on its own examples.
 
         rates        a learning rate for every epoch; default: the local epochs of the round
         only_CE      train on these examples alone
@@ -244,152 +256,127 @@ class Learner:
         rates = self.training.rates(key.round) if rates is None else rates
         momentum = self.training.momentum if momentum is None else momentum
 
-        def lesson(c: int) -> LocalUpdate:
-            every = (
-                slice(len(data.y[c]))
-                if only_CE is None
-                else only_CE[c, : len(data.y[c])].nonzero()[:, 0]
-            )
-            weight = None if weight_CE is None else weight_CE[c, every].to(self.dtype)
-            pull = (
-                None
-                if anchor_CP is None or pull_C is None
-                else (anchor_CP[c, : self.weights], float(pull_C[c]))
-            )
-            return LocalUpdate(data.x[c][every], data.y[c][every], weight, pull, rates, momentum)
+        def update_of(c: int) -> LocalUpdate:
+            count = len(data.y[c])
+            rows = slice(count) if only_CE is None else only_CE[c, :count].nonzero()[:, 0]
+            weight = None if weight_CE is None else weight_CE[c, rows].to(self.dtype)
+            anchor, pull = None, 0.0
+            if anchor_CP is not None and pull_C is not None:
+                anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
+            x, y = data.x[c][rows], data.y[c][rows]
+            return LocalUpdate(x, y, weight, anchor, pull, rates, momentum)
 
         with self.timed("train"), one_thread():
-            if self.together is not None:
-                return self._train_together(
-                    self.together,
-                    model_CP,
-                    [lesson(c) for c in range(len(data))],
-                    data.clients,
-                    key,
-                )
+            if self.vmap_trainer is not None:
+                updates = [update_of(c) for c in range(len(data))]
+                return self._train_vmapped(self.vmap_trainer, model_CP, updates, data.clients, key)
             trained_CP = torch.empty(model_CP.shape, dtype=self.dtype, device=self.device)
             for c, client in enumerate(data.clients):
-                trained_CP[c] = self._train_client(model_CP[c], lesson(c), key.of(client))
+                trained_CP[c] = self._train_client(model_CP[c], update_of(c), key.of(client))
         return trained_CP
 
-    def _train_together(
+    def _train_vmapped(
         self,
-        together: VmapTrainer,
+        trainer: VmapTrainer,
         model_CP: Tensor,
-        lessons: list[LocalUpdate],
+        updates: list[LocalUpdate],
         clients: Sequence[int],
         key: Key,
     ) -> Tensor:
-        """As one by one, but for dropout, whose draws are those of the block."""
+        """Train as the loop does, except for dropout, whose draws are those of the block."""
         steps = [
-            self._batches(lesson, key.of(client))
-            for lesson, client in zip(lessons, clients, strict=True)
+            self._batches(update, key.of(client))
+            for update, client in zip(updates, clients, strict=True)
         ]
         with keyed_randomness(key.of("dropout"), self.device):
-            return together.train(model_CP, lessons, steps)
+            return trainer.train(model_CP, updates, steps)
 
-    def _batches(self, lesson: LocalUpdate, key: Key) -> Iterator[tuple[float, Tensor]]:
-        """Learning rate and rows of every step of a client's local training."""
-        return _batches(len(lesson.y), self.training.batch, lesson.rates, key.of("order"))
+    def _batches(self, update: LocalUpdate, key: Key) -> Iterator[tuple[float, Tensor]]:
+        """Yield the learning rate and the rows of every step of a local update."""
+        generator, n = key.of("order").torch(), len(update.y)
+        for rate in update.rates if n else ():
+            for rows in torch.split(torch.randperm(n, generator=generator), self.training.batch):
+                yield rate, rows
 
-    def _train_client(self, model_P: Tensor, lesson: LocalUpdate, key: Key) -> Tensor:
+    def _train_client(self, model_P: Tensor, update: LocalUpdate, key: Key) -> Tensor:
         self.load(model_P)
-        velocity = torch.zeros_like(self.gradient)
+        weights_W, velocity_W = self.flat[: self.weights], torch.zeros_like(self.gradient)
         with keyed_randomness(key.of("dropout"), self.device):
             self._set_mode(training=True)
-            for rate, batch in self._batches(lesson, key):
-                self._gradient(
-                    lesson.x[batch],
-                    lesson.y[batch],
-                    None if lesson.weight is None else lesson.weight[batch],
+            for rate, rows in self._batches(update, key):
+                weight = None if update.weight is None else update.weight[rows]
+                self._compute_gradient(update.x[rows], update.y[rows], weight)
+                sgd_step(
+                    weights_W,
+                    self.gradient,
+                    velocity_W,
+                    rate,
+                    momentum=update.momentum,
+                    weight_decay=self.training.weight_decay,
+                    anchor=update.anchor_W,
+                    pull=update.pull,
                 )
-                if lesson.pull is not None:
-                    anchor, strength = lesson.pull
-                    self.gradient.add_(self.flat[: self.weights] - anchor, alpha=strength)
-                self._step(velocity, rate, lesson.momentum)
         return self.store()
 
     def _set_mode(self, training: bool) -> None:
-        """Telling every layer costs as much as a small model's forward pass."""
+        """Change the module's mode only if needed: it costs as much as a small forward pass."""
         if self.module.training != training:
             self.module.train(training)
 
-    def _gradient(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+    def _compute_gradient(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
         for norm in self.norms:
             norm.train(len(y) > 1)  # one example has no variance: the running statistics stand in
         self.gradient.zero_()
-        loss = self.loss(self.module(self._batch(x)), y.to(self.device))
-        (loss.mean() if weight is None else (loss * weight.to(self.device)).mean()).backward()  # type: ignore[no-untyped-call]
+        loss_B = self.loss(self.module(self._batch(x)), y.to(self.device))
+        loss = loss_B.mean() if weight is None else (loss_B * weight.to(self.device)).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.steps += 1
-
-    def _step(self, velocity: Tensor, rate: float, momentum: float) -> None:
-        weights = self.flat[: self.weights]
-        if self.training.weight_decay:
-            self.gradient.add_(weights, alpha=self.training.weight_decay)
-        velocity.mul_(momentum).add_(self.gradient)
-        weights.sub_(velocity, alpha=rate)
 
     def _batch(self, x: Tensor) -> Tensor:
         x = x.to(device=self.device, dtype=self.dtype)
-        return (
-            x.contiguous(memory_format=torch.channels_last)
-            if self.channels_last and x.ndim == 4
-            else x
-        )
+        if self.channels_last and x.ndim == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
 
     # ---- evaluation
 
     @torch.no_grad()
     def outputs(self, model_P: Tensor, x: Tensor) -> Tensor:
+        """Return the model's outputs for the examples x."""
         self.load(model_P)
         self._set_mode(training=False)
         with one_thread():
-            return torch.cat(
-                [self.module(self._batch(piece)) for piece in torch.split(x, EVALUATION_BATCH)]
-            )
+            batches = torch.split(x, EVALUATION_BATCH)
+            return torch.cat([self.module(self._batch(batch)) for batch in batches])
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
-        """losses_CSE: the loss of every model of a client on every example of its own; 0 where there is no example."""
-        C, S, _ = model_CSP.shape
-        losses = torch.zeros(C, S, data.width, dtype=self.dtype)
+        """Return losses_CSE of every client's models on its own examples; 0 beyond the last one."""
         with self.timed("losses"):
-            if self.together is not None:
-                return self.together.losses(model_CSP, data, EVALUATION_BATCH)
+            if self.vmap_trainer is not None:
+                return self.vmap_trainer.losses(model_CSP, data, EVALUATION_BATCH)
+            C, S, _ = model_CSP.shape
+            losses_CSE = torch.zeros(C, S, data.width, dtype=self.dtype)
             for c in range(C):
                 y = data.y[c].to(self.device)
                 for s in range(S):
-                    losses[c, s, : len(y)] = self.loss(
-                        self.outputs(model_CSP[c, s], data.x[c]), y
-                    ).cpu()
-        return losses
+                    loss_E = self.loss(self.outputs(model_CSP[c, s], data.x[c]), y)
+                    losses_CSE[c, s, : len(y)] = loss_E.cpu()
+        return losses_CSE
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
+        """Add the time that passes to `seconds`, under this step."""
         start = time.perf_counter()
         yield
         self.seconds[step] += time.perf_counter() - start
 
 
-def _starts(start: int, buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[int]:
-    for _, _, buffer in buffers:
-        yield start
-        start += buffer.numel()
-
-
-def _batches(n: int, size: int, rates: Sequence[float], key: Key) -> Iterator[tuple[float, Tensor]]:
-    generator = key.torch()
-    for rate in rates if n else ():
-        for batch in torch.split(torch.randperm(n, generator=generator), size):
-            yield rate, batch
-
-
 @contextmanager
 def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
-    """torch's global generator, which dropout and initialisers use, speaks for this key and is put back afterwards."""
+    """Seed torch's global generator, which dropout and initialisers use, and restore it at the end."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(
-            key.number()
-        )  # torch.manual_seed also notes the call, at length, for devices not in use
+        # torch.manual_seed also notes the call, at length, for devices that are not in use.
+        torch.default_generator.manual_seed(key.number())
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(key.number())
@@ -398,7 +385,10 @@ def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A kernel's sums depend on how many threads share them; results must not. Clients run in parallel instead."""
+    """Run torch on one thread: a kernel's sums depend on how many threads share them.
+
+    Clients run in parallel instead.
+    """
     before = torch.get_num_threads()
     if before == 1:
         yield

@@ -1,0 +1,38 @@
+"""One step of SGD, for one model or for the stacked models of several clients.
+
+Shapes: W trained parameters, of one model [W] or of G clients [G, W].
+"""
+
+from torch import Tensor
+
+Scale = float | Tensor  # one number, or [G, 1]
+
+
+def sgd_step(
+    weights: Tensor,
+    gradient: Tensor,
+    velocity: Tensor,
+    rate: Scale,
+    *,
+    momentum: float,
+    weight_decay: float,
+    anchor: Tensor | None = None,
+    pull: Scale = 0.0,
+) -> None:
+    """Update weights and velocity in place, as torch.optim.SGD does.
+
+    An anchor adds pull/2 ||weights - anchor||^2 to the loss.
+    """
+    if anchor is not None:
+        _add_scaled(gradient, weights - anchor, pull)
+    if weight_decay:
+        gradient.add_(weights, alpha=weight_decay)
+    velocity.mul_(momentum).add_(gradient)
+    _add_scaled(weights, velocity, -rate)
+
+
+def _add_scaled(target: Tensor, vector: Tensor, scale: Scale) -> None:
+    if isinstance(scale, Tensor):
+        target.add_(scale * vector)
+    else:
+        target.add_(vector, alpha=scale)
