@@ -1,5 +1,8 @@
-"""A method of your own, named in a config as module:Class. Here Ditto (Li et al.; ICML 2021). C clients, P numbers in a model.
-Run it with: python own_method.py"""
+"""Train with a method of your own, which a config names as module:Class. Here: Ditto.
+
+Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
+C clients, P parameters of a model. Run it with: python own_method.py
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +11,21 @@ import torch
 from torch import Tensor
 
 import fedspd
-from fedspd.core.algorithm import Algorithm, Observation, Round
-from fedspd.core.block import Block
-from fedspd.core.exchange import Exchange, Neighbourhood
-from fedspd.core.keys import Key
-from fedspd.core.learner import Learner
+from fedspd.methods import (
+    Algorithm,
+    Block,
+    Exchange,
+    Key,
+    Learner,
+    Neighbourhood,
+    Observation,
+    Round,
+)
 
 
 @dataclass(frozen=True)
 class State:
-    model_CP: Tensor  # w_i, on which the network agrees by FedAvg
+    model_CP: Tensor  # w_i, the model that the network agrees on by FedAvg
     personal_CP: Tensor  # v_i, trained on f_i(v) + lambda/2 ||v - w||^2
 
 
@@ -33,12 +41,10 @@ class Ditto(Algorithm[State]):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
-        neighbourhood = yield Exchange(
-            only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1
-        )
-        return State(
-            neighbourhood.mean(only_C1).model_CMP[:, 0], self.personalise(learner, state, data, key)
-        )
+        weight_C1 = data.counts_C[:, None]
+        neighbourhood = yield Exchange(only_C1, trained_CP[:, None], weight_C1, only_C1)
+        mean_CP = neighbourhood.mean(only_C1).model_CMP[:, 0]
+        return State(mean_CP, self.personalise(learner, state, data, key))
 
     def personalise(self, learner: Learner, state: State, data: Block, key: Key) -> Tensor:
         pull_C = torch.full((len(data),), self.pull)
@@ -56,7 +62,8 @@ class Ditto(Algorithm[State]):
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        w_CP = neighbourhood.average_centers(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        own_C1P = self.begin(learner, data, key).model_CP[:, None]
+        w_CP = neighbourhood.average_centers(own_C1P)[:, 0]
         return State(w_CP, self.personalise(learner, State(w_CP, w_CP), data, key))
 
 
@@ -69,6 +76,5 @@ if __name__ == "__main__":
         "options": {"pull": 1.0},
     }
     for method in ("own_method:Ditto", "fedavg"):
-        print(
-            f"{method}: {fedspd.run({**config, 'method': method}).accuracy.mean():.1%}, mean over 8 clients"
-        )
+        result = fedspd.run({**config, "method": method})
+        print(f"{method}: {result.accuracy.mean():.1%}, mean over 8 clients")
