@@ -1,1 +1,1 @@
-"""The vocabulary that every other room speaks: keys, graphs, blocks, exchanges, learners, errors."""
+"""What every other package builds on: keys, graphs, blocks, exchanges, learners and errors."""

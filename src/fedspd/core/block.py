@@ -1,4 +1,4 @@
-"""The examples of a few clients, stacked or not: what an algorithm may see of the data."""
+"""The examples of a block of clients: what a method may see of the data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """C clients of a network of N. x[c] and y[c] are client clients[c]'s own examples.
+    """C clients of a network, each with its own training or test examples.
 
-    width is E, the columns of a table over examples: the most that any client of the network has, so that such a table
-    looks alike in every block.
+    clients        ids of the clients, which name their draws
+    network_size   N, the clients of the whole network
+    x, y           x[c] and y[c] are the examples and targets of client clients[c]
+    width          E, the most examples of any client of the network, so that a table over examples
+                   has the same shape in every block
+    server         whether the network has a server (a star)
 
     There is no ground truth here: a method cannot read which distribution an example came from.
     """
@@ -22,16 +26,17 @@ class Block:
     x: Sequence[Tensor]
     y: Sequence[Tensor]
     width: int
-    server: bool = False  # whether the network has one
+    server: bool = False
 
     def __len__(self) -> int:
         return len(self.clients)
 
     @property
     def counts_C(self) -> Tensor:
+        """The number of examples of every client."""
         return torch.tensor([len(y) for y in self.y], dtype=torch.long)
 
     @property
     def present_CE(self) -> Tensor:
-        """True where client c has an e-th example."""
+        """Whether client c has an e-th example."""
         return torch.arange(self.width) < self.counts_C[:, None]

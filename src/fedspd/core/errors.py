@@ -1,21 +1,7 @@
-"""Everything that fedspd refuses, as one tree.
+"""The errors that fedspd raises on purpose, as one tree under FedspdError.
 
-    FedspdError
-      ConfigError        a key of the config, or an argument: unknown, of the wrong type, or impossible
-      MethodError        a method whose step returned something else than its contract says
-      DataError          a dataset that is missing, damaged or not as promised
-      TopologyError      a graph that cannot be built, or is not connected
-      StorageError        a run folder that exists, is not one, or does not fit
-      MissingExtraError       an optional dependency that is not installed
-      WorkerError        a worker process that ended before its work was done
-      NodeError          a peer that cannot start, or cannot go on
-      TransportError     a neighbour that could not be asked, or that said something of no use
-        UnreachableError      nobody answered in time
-        RejectedError          the neighbour answered, and says why it will not do it
-        MalformedError          what came breaks a rule of the wire: its size, checksum, shape, type, sender or round
-
-A message is one sentence to a person: the key, the value, what was expected, what to do.
-The command line prints it without a traceback and ends with `exit_code`.
+A message is one sentence for the user: `key = value: problem; expected X. Fix.`
+The command line prints it without a traceback and exits with `exit_code`.
 """
 
 import difflib
@@ -23,63 +9,75 @@ from collections.abc import Iterable
 
 
 class FedspdError(Exception):
+    """The base of all errors of fedspd."""
+
     exit_code = 2
 
 
 class ConfigError(FedspdError):
-    pass
+    """A config key or an argument that is unknown, of the wrong type or impossible."""
 
 
 class MethodError(FedspdError):
-    pass
+    """A step of a method that returns something else than its contract says."""
 
 
 class DataError(FedspdError):
-    pass
+    """A dataset that is missing, damaged or not as declared."""
 
 
 class TopologyError(FedspdError):
-    pass
+    """A graph that cannot be built, or is not connected."""
 
 
 class StorageError(FedspdError):
-    pass
+    """A run folder that exists, is not one, or does not fit."""
 
 
 class MissingExtraError(FedspdError):
+    """An optional dependency that is not installed."""
+
     @classmethod
     def of(cls, what: str, extra: str) -> "MissingExtraError":
+        """Return the error for a feature that needs an extra of the package."""
         return cls(
-            f"{what} needs the extra '{extra}', which is not installed: pip install 'fedspd[{extra}]'."
+            f"{what} needs the extra '{extra}', which is not installed: "
+            f"pip install 'fedspd[{extra}]'."
         )
 
 
 class WorkerError(FedspdError):
+    """A worker process that ended before its work was done."""
+
     exit_code = 1
 
 
 class NodeError(FedspdError):
+    """A node that cannot start, or cannot go on."""
+
     exit_code = 1
 
 
 class TransportError(FedspdError):
+    """A neighbour that did not give a usable answer."""
+
     exit_code = 1
 
 
 class UnreachableError(TransportError):
-    pass
+    """A neighbour that did not answer in time."""
 
 
 class RejectedError(TransportError):
-    pass
+    """A neighbour that refused a call, and says why."""
 
 
 class MalformedError(TransportError):
-    pass
+    """A message that breaks a rule of the wire."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The ending of a sentence about an unknown word: the nearest right one, else all of them."""
+    """Return the end of a sentence about an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"expected one of: {', '.join(known)}."

@@ -1,4 +1,4 @@
-"""A user's own object, load_object as module:name."""
+"""Objects of the user's own code, given as module:name."""
 
 import importlib
 import os
@@ -11,11 +11,11 @@ from fedspd.core.errors import FedspdError, nearest
 
 
 def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[..., Any]:
-    """The function or class behind spec; `what` says in messages where the name was given."""
-    place, _, name = spec.partition(":")
+    """Return the function or class behind `spec`; `what` is the key that it was given for."""
+    module_name, _, name = spec.partition(":")
     try:
         with _current_folder_importable():
-            module = importlib.import_module(place)
+            module = importlib.import_module(module_name)
     except Exception as reason:
         raise error(
             f'{what} = "{spec}": expected a module that is installed or in the current folder, '
@@ -29,7 +29,8 @@ def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[...,
     if name not in known:
         hint = nearest(name, known) if known else "it has none at all."
         raise error(
-            f"{what} = \"{spec}\": the module '{place}' has no public function or class '{name}'; {hint}"
+            f"{what} = \"{spec}\": the module '{module_name}' has no public function or class "
+            f"'{name}'; {hint}"
         )
     found: Callable[..., Any] = known[name]
     return found
@@ -37,7 +38,7 @@ def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[...,
 
 @contextmanager
 def _current_folder_importable() -> Iterator[None]:
-    """A console script does not look into the current folder, where a user's module lies; undone after the import."""
+    """Let imports find modules in the current folder, where a console script does not look."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
@@ -47,5 +48,5 @@ def _current_folder_importable() -> Iterator[None]:
 
 
 def options_table(method: str) -> str:
-    """Where a config has the options of a method: one that is given as module:Class has no table of its own name."""
+    """Return the table of a config that has a method's options; module:Class has no own table."""
     return "options" if ":" in method else method

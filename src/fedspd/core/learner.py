@@ -96,7 +96,7 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 
 
 class Learner:
-    """A module whose parameters and buffers are views of one flat vector: a model loads in one copy.
+    """A module whose parameters and buffers are views of one vector: a model loads in one copy.
 
     size        P, the parameters of a model
     weights     W, those that are trained; they come first
@@ -224,7 +224,7 @@ class Learner:
         }
 
     def as_module(self, model_P: Tensor) -> nn.Module:
-        """Return the model as an ordinary module; the caller's own random draws stay as they were."""
+        """Return the model as an ordinary module; torch's global generator stays as it was."""
         with keyed_randomness(Key(0), self.device):
             module = self.factory().to(device=self.device, dtype=self.dtype)
         module.load_state_dict(self.export(model_P))
@@ -373,7 +373,7 @@ class Learner:
 
 @contextmanager
 def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generator, which dropout and initialisers use, and restore it at the end."""
+    """Seed torch's global generator, which dropout and initialisers use, and restore it."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # torch.manual_seed also notes the call, at length, for devices that are not in use.
         torch.default_generator.manual_seed(key.number())

@@ -1,6 +1,6 @@
-"""What is measured of a run: pure functions of arrays.
+"""The metrics of a run: pure functions of arrays.
 
-Shapes: N clients, S clusters, D true distributions, P numbers in a model.
+Shapes: C or N clients, S clusters, D true distributions, P parameters of a model.
 """
 
 import math
@@ -15,15 +15,16 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """A score over clients: mean, standard deviation, and the mean of the worst tenth of them, rounded up."""
+    """The distribution of a score over clients."""
 
     mean: float
     std: float
-    worst: float
+    worst: float  # mean of the worst 10 % of the clients, their number rounded up
     lowest: float
 
     @classmethod
     def of(cls, score_N: Numbers) -> "Spread":
+        """Return the spread of the finite scores; NaN if there are none."""
         ordered = np.sort(score_N[np.isfinite(score_N)])
         if not len(ordered):
             return cls(np.nan, np.nan, np.nan, np.nan)
@@ -37,7 +38,7 @@ class Spread:
 
 
 def relabelling(table_SD: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each cluster the distribution that it stands for, one to one where that is possible; -1: for none."""
+    """Return the distribution of each cluster, one to one where possible; -1 for none."""
     match = np.full(len(table_SD), -1)
     rows, columns = linear_sum_assignment(table_SD, maximize=True)
     match[rows] = columns
@@ -45,7 +46,7 @@ def relabelling(table_SD: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def purity(table_SD: NDArray[np.int64]) -> float:
-    """The share of examples in the cluster that stands for their true distribution, up to relabelling."""
+    """Return the share of examples in the cluster of their true distribution, after relabelling."""
     total = table_SD.sum()
     rows, columns = linear_sum_assignment(table_SD, maximize=True)
     return float(table_SD[rows, columns].sum() / total) if total else np.nan
@@ -53,7 +54,7 @@ def purity(table_SD: NDArray[np.int64]) -> float:
 
 @dataclass(frozen=True)
 class CenterMoments:
-    """Sums over clients of their centers: all that the consensus distance needs, in any order of adding up."""
+    """Moments of the clients' centers, which add up over blocks to the consensus distance."""
 
     count: int
     mean_SP: Numbers
@@ -61,6 +62,7 @@ class CenterMoments:
 
     @classmethod
     def of(cls, centers_CSP: Numbers) -> "CenterMoments":
+        """Return the moments of a block."""
         offset_CSP = centers_CSP - centers_CSP[0]  # equal centers have a distance of exactly 0
         mean_SP = offset_CSP.mean(0)
         apart_CSP = offset_CSP - mean_SP
@@ -80,12 +82,18 @@ class CenterMoments:
         )
 
     def consensus_distance(self) -> Numbers:
-        """E_t of Theorem 3 for every cluster: the mean squared distance of the clients' centers to their average."""
+        """Return E_t of Theorem 3 for every cluster.
+
+        That is the mean squared distance of the clients' centers to their average.
+        """
         return self.spread_S / self.count
 
 
 def switched_clients(table_NSD: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Clients that tell the distributions apart (nine in ten right) but by other labels than the network as a whole."""
+    """Return the clients that name the clusters otherwise than the network as a whole.
+
+    Such a client tells the distributions apart (90 % right), but by other labels.
+    """
     if table_NSD.shape[1] < 2 or table_NSD.shape[2] < 2:
         return np.zeros(0, np.int64)
     rows, columns = linear_sum_assignment(table_NSD.sum(0), maximize=True)

@@ -1,4 +1,4 @@
-"""The base of every table of a config: options are declared beside the code that uses them."""
+"""The base of every table of a config. Options are declared beside the code that uses them."""
 
 from pydantic import BaseModel, ConfigDict
 
