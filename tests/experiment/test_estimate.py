@@ -6,7 +6,7 @@ import fedspd
 from fedspd.config import load
 from fedspd.core.learner import Learner
 from fedspd.experiment.build import build_experiment
-from fedspd.experiment.estimate import Idle, estimate
+from fedspd.experiment.estimate import IdleLearner, estimate
 
 SMALL = [
     "clients=8",
@@ -93,6 +93,8 @@ def test_a_rehearsal_is_on_the_cpu_wherever_the_run_is():
     """Its memory is looked at in a fork, which cannot use a GPU; `meta` stands for one here."""
     plan = build_experiment(load(None, SMALL)).plan
     there = Learner(plan.learner.factory, plan.learner.training, plan.learner.loss, "meta")
-    idle = Idle(there)
+    idle = IdleLearner(there)
     assert (idle.device.type, idle.flat.device.type, idle.size) == ("cpu", "cpu", plan.learner.size)
-    assert Idle(plan.learner).flat is plan.learner.flat  # no second model where it is not needed
+    assert (
+        IdleLearner(plan.learner).flat is plan.learner.flat
+    )  # no second model where it is not needed

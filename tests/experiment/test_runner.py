@@ -46,10 +46,8 @@ def test_a_dict_a_path_and_a_config_say_the_same(result, tmp_path):
 
 @pytest.mark.parametrize("config", [3, ["rounds=3"], object()])
 def test_something_else_is_refused(config):
-    with pytest.raises(
-        ConfigError,
-        match=r"A config cannot be a value of type .*: expected a dict, the path of a TOML file or a Config",
-    ):
+    sentence = r"config: a value of type .*; expected a dict, the path of a TOML file or an Exp"
+    with pytest.raises(ConfigError, match=sentence):
         fedspd.run(config)
 
 

@@ -1,4 +1,4 @@
-"""From a config to everything that it stands for."""
+"""Build an experiment from its config: data, graph, model, method and plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A config and everything that it stands for."""
+    """A config and everything that was built from it."""
 
     config: ExperimentConfig
     federation: Federation
@@ -39,48 +39,54 @@ class Experiment:
 def build_experiment(
     config: ExperimentConfig, data: Any = None, model: ModelFactory | None = None
 ) -> Experiment:
-    """`data` and `model` stand in for data.name and model.name: objects of the user's own."""
+    """Return the experiment; the user's `data` and `model` replace data.name and model.name."""
     key = Key(config.seed)
     network = topology.build_topology(config.topology, config.clients, key)
-    federation = _federation(config, data, key)
-    if config.clusters > (fewest := int(np.diff(federation.train.start).min())):
-        raise ConfigError(
-            f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most one cluster per example."
-        )
+    federation = _build_federation(config, data, key)
+    _check_clusters(config, federation)
     examples = federation.train.x, federation.train.y
-    trainer = build_learner(config, federation.shape, federation.classes, examples, model)
-    plan = Plan(
-        build_algorithm(config),
-        trainer,
-        *_blocks(config, federation, network),
-        federation.distributions,
-        key,
-    )
-    last = config.clients + config.holdout_clients
-    newcomers = plan.part(range(config.clients, last)) if config.holdout_clients else None
-    return Experiment(config, federation, network, plan.part(range(config.clients)), newcomers)
+    learner = build_learner(config, federation.shape, federation.classes, examples, model)
+    blocks = _build_blocks(config, federation, network)
+    plan = Plan(build_algorithm(config), learner, *blocks, federation.distributions, key)
+    clients = range(config.clients)
+    held_out = range(config.clients, config.clients + config.holdout_clients)
+    newcomers = plan.part(held_out) if held_out else None
+    return Experiment(config, federation, network, plan.part(clients), newcomers)
 
 
-def _blocks(
-    config: ExperimentConfig, federation: Federation, network: topology.Topology
-) -> tuple[Block, Block, Truth]:
-    """Training and test examples of every client, newcomers included, and the truth of the former."""
-    server, start = network.at(1).server, federation.train.start
-    blocks = (federation.block(range(federation.clients), part) for part in ("train", "test"))
-    train, test = (replace(block, network_size=config.clients, server=server) for block in blocks)
-    return train, test, [federation.train.truth[low:high] for low, high in pairwise(start)]
-
-
-def _federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
+def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
     source = resolve(config.data.name if data is None else data)
     second = resolve(config.data.second) if config.data.second is not None else None
     clients = config.clients + config.holdout_clients
     return federate(source, config.data, clients, key.of("data"), second)
 
 
+def _check_clusters(config: ExperimentConfig, federation: Federation) -> None:
+    fewest = int(np.diff(federation.train.start).min())
+    if config.clusters > fewest:
+        raise ConfigError(
+            f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most "
+            "one cluster per example."
+        )
+
+
+def _build_blocks(
+    config: ExperimentConfig, federation: Federation, network: topology.Topology
+) -> tuple[Block, Block, Truth]:
+    """Return the training and test examples of all clients, and the truth of the former."""
+    server, start = network.at(1).server, federation.train.start
+    blocks = (federation.block(range(federation.clients), part) for part in ("train", "test"))
+    train, test = (replace(block, network_size=config.clients, server=server) for block in blocks)
+    return train, test, [federation.train.truth[low:high] for low, high in pairwise(start)]
+
+
 def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:
+    """Return the config's method with its options."""
     made: AnyAlgorithm = method_class(config)(clusters=config.clusters, **method_options(config))
     return made
+
+
+# ---- the learner
 
 
 def build_learner(
@@ -90,44 +96,47 @@ def build_learner(
     examples: tuple[Tensor, Tensor] | None = None,
     model: ModelFactory | None = None,
 ) -> Learner:
-    """What trains the config's model on examples of this shape; it is tried on two of `examples`, or on zeros without targets."""
+    """Return the learner of the config's model, or of `model`, for examples of this shape.
+
+    The model is tried on two of `examples`, or on zeros, so that one that does not fit is refused.
+    """
     name = config.model.name_for(shape)
     factory = partial(models.build_model, config.model, shape, classes)
     if model is not None:
         name, factory = "the given model", partial(model, shape, classes)
-    loss, device = _loss(config, classes), device_of(config)
+    x, y = torch.zeros(2, *shape), None
+    if examples is not None:
+        x, y = examples[0][:2], examples[1][:2]
+    loss, device, dtype = _choose_loss(config, classes), device_of(config), config.dtype
     try:
-        made = Learner(factory, config.training, loss, device, getattr(torch, config.dtype))
-        x, y = (
-            (torch.zeros(2, *shape), None)
-            if examples is None
-            else (examples[0][:2], examples[1][:2])
-        )
-        _check_output(made, x, y, classes, name)
+        learner = Learner(factory, config.training, loss, device, getattr(torch, dtype))
+        _check_output(learner, x, y, classes, name)
     except FedspdError:
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"model.name = '{name}': it does not work on examples of shape {shape}, with {said}"
+            f"model.name = '{name}': it does not work on examples of shape {shape}, with {reason}"
         ) from error
-    return made
+    return learner
 
 
 def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, name: str) -> None:
-    """Refuse a model whose output does not go with the targets, before anything is written."""
+    """Refuse a model whose output does not fit the targets, before anything is written."""
     found = tuple(learner.outputs(learner.flat, x).shape)
-    expected: tuple[int, ...] = (
-        (len(x), classes) if classes else found if y is None else tuple(y.shape)
-    )
-    if found != expected and not (classes and len(found) == 2 and found[1] > classes):
-        meaning = "a column for each class" if classes else "the shape of the targets"
+    meaning, expected = "the shape of the targets", found if y is None else tuple(y.shape)
+    if classes:
+        meaning, expected = "a column for each class", (len(x), classes)
+    has_more_columns = bool(classes) and len(found) == 2 and found[1] > classes
+    if found != expected and not has_more_columns:
         raise ConfigError(
-            f"model.name = '{name}': its output for {len(x)} examples has shape {found}; expected {expected}, {meaning}."
+            f"model.name = '{name}': its output for {len(x)} examples has shape {found}; "
+            f"expected {expected}, {meaning}."
         )
 
 
 def device_of(config: ExperimentConfig) -> torch.device:
+    """Return the device that the config names or that `auto` finds."""
     best = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.empty(0, device=best if config.device == "auto" else config.device).device
@@ -140,7 +149,7 @@ def device_of(config: ExperimentConfig) -> torch.device:
     return device
 
 
-def _loss(config: ExperimentConfig, classes: int) -> Loss:
+def _choose_loss(config: ExperimentConfig, classes: int) -> Loss:
     fitting = "cross_entropy" if classes else "squared_error"
     if config.loss not in ("auto", fitting):
         kind = "data with classes" if classes else "a regression"

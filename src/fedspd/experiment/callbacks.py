@@ -1,7 +1,7 @@
 """Callbacks: objects that follow a run while it trains.
 
-Pass them to `fedspd.run(..., callbacks=[...])`. The records, TensorBoard and the progress bar of the
-command line are callbacks too.
+Pass them to `fedspd.run(..., callbacks=[...])`. The records, TensorBoard and the progress bar of
+the command line are callbacks too.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,13 @@
-"""What a run will cost, before it runs: a few clients really do one round, and the rest is counted or rehearsed."""
+"""Estimate the cost of a run before it starts.
 
-import dataclasses
+A few clients train one round and the final phase. The other rounds are rehearsed by a learner that
+only counts its steps, and memory is measured in a fork.
+"""
+
 import gc
 import sys
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,73 +21,61 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import SERVER, Traffic
 from fedspd.engines.engine import RoundReport
-from fedspd.engines.simulator import Simulator
+from fedspd.engines.simulator import InProcess, Simulator
 from fedspd.experiment.build import Experiment
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import Child, give_memory_back, require_fork
 from fedspd.storage.atomic import Json
 
-SAMPLE = 6  # clients that try a round
-REHEARSED = 256 << 20  # bytes of state that a rehearsal handles
-ROUNDS = 40  # of a rehearsal at most
-IDLE_ROUNDS = 10  # that show how much memory rounds take
-GOLDEN = (
-    5**0.5 / 2 - 0.5
-)  # its multiples, without what is whole in them, lie evenly in any number of intervals
+SAMPLED_CLIENTS = 6  # train a round
+REHEARSED_STATE_BYTES = 256 << 20  # in the fork that measures memory
+REHEARSED_ROUNDS = 40  # at most, to count steps and bytes
+MEMORY_ROUNDS = 10  # at most, to measure memory
+GOLDEN_RATIO = 5**0.5 / 2 - 0.5  # the fractions of its multiples are spread evenly
+
+
+@dataclass(frozen=True)
+class RehearsedRound:
+    """A rehearsed round, and how many rounds of the run it stands for."""
+
+    report: RoundReport
+    weight: float
 
 
 def estimate(experiment: Experiment, workers: int = 1) -> Json:
-    """Memory, bytes, gradient steps and seconds. Evaluation is not counted."""
+    """Return the memory, bytes, gradient steps and seconds of a run, without its evaluations."""
     require_fork("The estimate of a run's memory")
     config, plan = experiment.config, experiment.plan
-    sample = plan.first(SAMPLE)
+    sample = plan.first(SAMPLED_CLIENTS)
     graph = experiment.topology.at(1)
-    everybody = Graph.complete(len(sample.train), server=graph.server)
+    complete = Graph.complete(sample.clients, server=graph.server)
     engine = Simulator(sample)
     engine.begin()
-    report = engine.round(max(2, config.rounds // 2 + 1), everybody)  # the first one is longer
+    report = engine.round(max(2, config.rounds // 2 + 1), complete)  # the first one is longer
     final = engine.finish(config.rounds + 1)
-    rehearsed = _rehearsed(sample, everybody, config.rounds)
-    steps = sum(often * idle.steps for often, idle in rehearsed)
-    busy = report.seconds["total"] * (steps / report.steps if report.steps else config.rounds)
-    clients = plan.clients / len(sample.train)
+    rehearsed = _rehearse_rounds(sample, complete, config.rounds)
+    steps = sum(idle.weight * idle.report.steps for idle in rehearsed)
+    repeats = steps / report.steps if report.steps else config.rounds
+    seconds = report.seconds["total"] * repeats + final.seconds["total"]
+    per_sample = plan.clients / sample.clients
     return {
         "clients": plan.clients,
         "rounds": config.rounds,
         "parameters": plan.learner.size,
-        "memory": _memory(experiment, engine, report.traffic, workers),
-        "bytes": _bytes(rehearsed, len(sample.train), graph),
-        "steps": round((steps + final.steps) * clients),
-        "seconds": round((busy + final.seconds["total"]) * clients / min(workers, plan.clients), 1),
-        "from": f"one round and the final phase of {len(sample.train)} clients, tests and checkpoints not counted; steps grow where "
-        "clusters become uneven",
+        "memory": _estimate_memory(experiment, engine, report.traffic, workers),
+        "bytes": _estimate_bytes(rehearsed, sample.clients, graph),
+        "steps": round((steps + final.steps) * per_sample),
+        "seconds": round(seconds * per_sample / min(workers, plan.clients), 1),
+        "from": f"one round and the final phase of {sample.clients} clients, without evaluations "
+        "and checkpoints; steps grow where clusters become uneven",
     }
 
 
-def _rehearsed(sample: Plan, everybody: Graph, rounds: int) -> list[tuple[float, RoundReport]]:
-    """Idle rounds of the sample, each with how often it counts: a method may do and send more in some rounds than in others."""
-    engine = Simulator(dataclasses.replace(sample, learner=Idle(sample.learner)))
-    engine.begin()
-    first, *others = _some(rounds)
-    often = [1.0, *[(rounds - 1) / max(1, len(others))] * len(others)]
-    return [
-        (count, engine.round(t, everybody))
-        for count, t in zip(often, [first, *others], strict=True)
-    ]
+# ---- rehearsals
 
 
-def _some(rounds: int) -> list[int]:
-    """All rounds, or as many as a rehearsal has: the first, which is longer, and others that follow no rhythm that a method may have."""
-    if rounds <= ROUNDS:
-        return list(range(1, rounds + 1))
-    return [1, *sorted({2 + int((i * GOLDEN % 1) * (rounds - 1)) for i in range(ROUNDS - 1)})]
-
-
-# ---- memory
-
-
-class Idle(Learner):
-    """A learner that learns nothing: what a round then allocates is what it needs besides the training of one client."""
+class IdleLearner(Learner):
+    """A learner that does not train: it counts its steps, and allocates what a round needs."""
 
     def __init__(self, learner: Learner) -> None:
         if learner.device.type == "cpu":
@@ -92,7 +84,7 @@ class Idle(Learner):
             super().__init__(learner.factory, learner.training, learner.loss, "cpu", learner.dtype)
 
     def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:
-        """Only counts its steps."""
+        """Count the steps, and return the models as they are."""
         rates, only_CE = options.get("rates"), options.get("only_CE")
         count_C = data.counts_C if only_CE is None else only_CE.sum(1)
         epochs = len(self.training.rates(key.round) if rates is None else rates)
@@ -100,101 +92,133 @@ class Idle(Learner):
         return model_CP.clone()
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
-        """At random, so that no cluster takes all."""
-        return torch.rand(
-            *model_CSP.shape[:2],
-            data.width,
-            dtype=self.dtype,
-            generator=torch.Generator().manual_seed(0),
-        )
+        """Return random losses, so that no cluster takes all examples."""
+        shape = (*model_CSP.shape[:2], data.width)
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(shape, dtype=self.dtype, generator=generator)
 
 
-def _memory(experiment: Experiment, engine: Simulator, sent: list[Traffic], workers: int) -> Json:
-    """Bytes at the peak of a run: the program with its data as they are now, and what rounds of all clients add."""
-    state = engine.workers[0].desk.runner.tables()  # type: ignore[union-attr]
-    sample = len(next(iter(state.values())))
-    per_client = sum(table.nbytes for table in state.values()) / sample
-    offered = max((traffic.copies * traffic.model_bytes for traffic in sent), default=0) / sample
+def _idle(plan: Plan) -> Plan:
+    return replace(plan, learner=IdleLearner(plan.learner))
+
+
+def _rehearse_rounds(sample: Plan, graph: Graph, rounds: int) -> list[RehearsedRound]:
+    """Rehearse the sample's rounds: a method may do and send more in some rounds than in others."""
+    engine = Simulator(_idle(sample))
+    engine.begin()
+    first, *others = _choose_rounds(rounds)
+    weight = (rounds - 1) / max(1, len(others))
+    return [
+        RehearsedRound(engine.round(first, graph), 1.0),
+        *(RehearsedRound(engine.round(t, graph), weight) for t in others),
+    ]
+
+
+def _choose_rounds(rounds: int) -> list[int]:
+    """Return all rounds, or the first, which is longer, and others without a regular spacing.
+
+    A method may do more in every tenth round, and a regular choice would miss or repeat those.
+    """
+    if rounds <= REHEARSED_ROUNDS:
+        return list(range(1, rounds + 1))
+    fractions = (i * GOLDEN_RATIO % 1 for i in range(REHEARSED_ROUNDS - 1))
+    return [1, *sorted({2 + int(fraction * (rounds - 1)) for fraction in fractions})]
+
+
+# ---- memory
+
+
+def _estimate_memory(
+    experiment: Experiment, engine: Simulator, sent: list[Traffic], workers: int
+) -> Json:
+    """Return the bytes at the peak of a run: the program, the clients' states and the rounds."""
     plan = experiment.plan
-    rehearsed = plan.first(max(1, round(REHEARSED / per_client)))
-    program, peak = _rehearse(
-        dataclasses.replace(rehearsed, learner=Idle(plan.learner)), experiment
-    )
-    shared = offered if workers > 1 else 0  # where the offers of all workers meet
+    (worker,) = engine.workers
+    assert isinstance(worker, InProcess)
+    tables = worker.desk.runner.tables().values()
+    sample = engine.plan.clients
+    state = sum(table.nbytes for table in tables) / sample
+    rehearsed = plan.first(max(1, round(REHEARSED_STATE_BYTES / state)))
+    program, peak = _measure_memory(_idle(rehearsed), experiment)
+    round_bytes = (peak - program) / rehearsed.clients - state
+    if workers > 1:  # the offers of all workers meet in shared memory
+        offered = (traffic.copies * traffic.model_bytes for traffic in sent)
+        round_bytes += max(offered, default=0) / sample
     found = {
         "program": program,
-        "state": round(per_client * plan.clients),
-        "rounds": round(
-            ((peak - program) / rehearsed.clients + shared - per_client) * plan.clients
-        ),
+        "state": round(state * plan.clients),
+        "rounds": round(round_bytes * plan.clients),
     }
     return {**found, "total": sum(found.values())}
 
 
-def _rehearse(plan: Plan, experiment: Experiment) -> tuple[int, int]:
+def _measure_memory(plan: Plan, experiment: Experiment) -> tuple[int, int]:
     """Return the bytes in use before idle rounds and at their peak.
 
     A fork of this process runs them: its memory is freed with it, and it has a peak of its own.
     """
     gc.collect()  # a fork should not begin with garbage
     give_memory_back()
-    graph = _like(experiment.topology.at(1), plan.clients)
-    work = partial(_idle_rounds, plan, graph, experiment.config.rounds)
+    graph = _resize(experiment.topology.at(1), plan.clients)
+    work = partial(_run_idle_rounds, plan, graph, experiment.config.rounds)
     with closing(Child("The rehearsal of a round", work)) as child:
         before, peak = child.receive()
     return before, peak
 
 
-def _idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connection) -> None:
-    before = _peak()
+def _run_idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connection) -> None:
+    before = _peak_bytes()
     engine = Simulator(plan)
     engine.begin()
-    for t in range(1, min(rounds, IDLE_ROUNDS) + 1):
+    for t in range(1, min(rounds, MEMORY_ROUNDS) + 1):
         engine.round(t, graph)
     engine.finish(rounds + 1)
-    connection.send((before, _peak()))
+    connection.send((before, _peak_bytes()))
 
 
-def _like(graph: Graph, clients: int) -> Graph:
-    """A graph of so many clients, with as many neighbours."""
+def _resize(graph: Graph, clients: int) -> Graph:
+    """Return a graph of so many clients, with the same average degree."""
     reach = round(float(graph.degree.mean()) / 2)
     if graph.is_complete or 2 * reach >= clients:
         return Graph.complete(clients, graph.rule, graph.server)
-    return Graph.from_edges(
-        clients,
-        [(i, (i + hop) % clients) for i in range(clients) for hop in range(1, reach + 1)],
-        graph.rule,
-    )
+    hops = range(1, reach + 1)
+    edges = [(i, (i + hop) % clients) for i in range(clients) for hop in hops]
+    return Graph.from_edges(clients, edges, graph.rule)
 
 
-def _peak() -> int:
+def _peak_bytes() -> int:
     import resource  # every system that can fork has it
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 # ---- traffic
 
 
-def _bytes(rehearsed: list[tuple[float, RoundReport]], sample: int, graph: Graph) -> Json:
-    """Models per directed edge, and per client where one sending reaches all, as the sample had them."""
-    clients, edges = graph.clients, int(graph.degree.sum())
+def _estimate_bytes(rehearsed: list[RehearsedRound], sample: int, graph: Graph) -> Json:
+    """Return the bytes that the network sends, if clients send as those of the sample do."""
     found = {"multicast": 0.0, "point_to_point": 0.0}
-    for often, traffic in (
-        (often, traffic) for often, idle in rehearsed for traffic in idle.traffic
-    ):
-        up = int((traffic.transfer_T3[:, 0] != SERVER).sum())
-        if (
-            graph.server
-        ):  # everybody to the server, and back; a mean is sent down once if all can hear it
-            models, announced = len(traffic.transfer_T3) / sample * clients, clients
-            copies = up / sample * clients + traffic.copies - up
-        else:
-            models, announced = up / max(1, sample * (sample - 1)) * edges, edges
-            copies = traffic.copies / sample * clients
-        announcements = announced * traffic.announcement_bytes
-        found["point_to_point"] += often * (models * traffic.model_bytes + announcements)
-        found["multicast"] += often * (copies * traffic.model_bytes + announcements)
+    for idle in rehearsed:
+        for traffic in idle.report.traffic:
+            models, copies, announcements = _scale(traffic, sample, graph)
+            announced = announcements * traffic.announcement_bytes
+            point_to_point = models * traffic.model_bytes + announced
+            found["point_to_point"] += idle.weight * point_to_point
+            found["multicast"] += idle.weight * (copies * traffic.model_bytes + announced)
     return {kind: round(count) for kind, count in found.items()}
+
+
+def _scale(traffic: Traffic, sample: int, graph: Graph) -> tuple[float, float, int]:
+    """Return the models sent point to point and by multicast, and the announcements, of the graph.
+
+    Without a server, models grow with the directed edges, and copies by multicast with the clients.
+    With one, all clients send to it, and it sends each mean down once if all can receive it.
+    """
+    clients, edges = graph.clients, int(graph.degree.sum())
+    up = int((traffic.transfer_T3[:, 0] != SERVER).sum())
+    if graph.server:
+        copies = up / sample * clients + traffic.copies - up
+        return len(traffic.transfer_T3) / sample * clients, copies, clients
+    pairs = max(1, sample * (sample - 1))
+    return up / pairs * edges, traffic.copies / sample * clients, edges

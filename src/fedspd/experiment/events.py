@@ -1,4 +1,4 @@
-"""What is written down about a run: an event per round, its alarms, and the summary at the end."""
+"""Events of a run: one per round with its metrics and alarms, and the summary at the end."""
 
 import hashlib
 from dataclasses import asdict
@@ -13,8 +13,12 @@ from fedspd.runtime.measures import Measures
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
+TRAFFIC_KINDS = ("multicast", "point_to_point")
+LISTED_CLIENTS = 8  # in an alarm; of the others, only the number is given
+
 
 def round_event(t: int, rate: float | None, report: RoundReport, measures: Measures | None) -> Json:
+    """Return the event of round t; `measures` is given where the round has an evaluation."""
     event: Json = {"event": "round", "round": t, "steps": report.steps}
     if rate is not None:
         event["lr"] = rate
@@ -30,98 +34,117 @@ def round_event(t: int, rate: float | None, report: RoundReport, measures: Measu
 
 
 def metrics_fields(measures: Measures) -> Json:
-    found: Json = {
+    """Return the fields that an evaluation adds to an event."""
+    fields: Json = {
         "accuracy": plain(measures.accuracy_C),
         "test_loss": plain(measures.test_loss_C),
         "alarms": alarms(measures),
     }
     if measures.loss_C is not None:
-        found["loss"] = plain(measures.loss_C)
+        fields["loss"] = plain(measures.loss_C)
     if measures.mixture_CS is not None:
-        found["mixture"] = plain(measures.mixture_CS)
+        fields["mixture"] = plain(measures.mixture_CS)
     if measures.table_CSD is not None:
-        table = measures.table_CSD.sum(0)
-        found["table"] = table.tolist()
-        if table.shape[1] > 1:  # of one distribution any clustering is pure
-            found["purity"] = plain(np.array(purity(table)))
+        table_SD = measures.table_CSD.sum(0)
+        fields["table"] = table_SD.tolist()
+        if table_SD.shape[1] > 1:  # with one distribution, any clustering is pure
+            fields["purity"] = plain(np.array(purity(table_SD)))
     if measures.moments is not None:
-        found["consensus"] = plain(measures.moments.consensus_distance())
-    return found
-
-
-def alarms(measures: Measures) -> list[str]:
-    """What a person should look at before believing the numbers."""
-    found, diverged = [], np.flatnonzero(_diverged(measures))
-    if (
-        len(measures.test_loss_C) == 1
-    ):  # a node, or a network of one: there is nobody to compare it with
-        return ["The loss is not finite: try a smaller training.lr."] if len(diverged) else []
-    if len(diverged):
-        found.append(
-            f"The loss is not finite at clients {_some(diverged)}: try a smaller training.lr."
-        )
-    if measures.table_CSD is not None:
-        for s in np.flatnonzero(measures.table_CSD.sum((0, 2)) == 0):
-            found.append(f"Cluster {s} is empty at every client.")
-        if len(switched := switched_clients(measures.table_CSD)):
-            found.append(
-                f"Labels are switched at clients {_some(switched)}: they name the clusters unlike the rest."
-            )
-    return found
-
-
-def _diverged(measures: Measures) -> NDArray[np.bool_]:
-    """A training loss of NaN alone is one that the method has not taken yet."""
-    diverged_C = ~np.isfinite(measures.test_loss_C)
-    return diverged_C if measures.loss_C is None else diverged_C | np.isinf(measures.loss_C)
-
-
-def _some(clients: NDArray[np.int64]) -> str:
-    return ", ".join(map(str, clients[:8])) + (
-        f" and {len(clients) - 8} more" if len(clients) > 8 else ""
-    )
+        fields["consensus"] = plain(measures.moments.consensus_distance())
+    return fields
 
 
 def plain(numbers: NDArray[np.float64]) -> Any:
-    """As lists; what JSON has no number for becomes null; nine digits, which adding up in another order does not reach."""
+    """Return the numbers as nested lists, with null for those that JSON does not have.
+
+    Nine digits are kept: sums in another order differ only beyond them.
+    """
     rounded = [float(f"{x:.9g}") if np.isfinite(x) else None for x in numbers.ravel()]
     return np.array(rounded, dtype=object).reshape(numbers.shape).tolist()
 
 
-def summary(record: RunFolder, digests: list[str]) -> Json:
-    """The end of a run, from its events."""
-    events = list(record.events())
-    rounds, final = [e for e in events if e["event"] == "round"], events[-1]
-    before = next(e for e in reversed(rounds) if "accuracy" in e)
-    about = record.read("run.json")
+# ---- alarms
+
+
+def alarms(measures: Measures) -> list[str]:
+    """Return a sentence about each finding to check before trusting the scores."""
+    diverged = np.flatnonzero(_diverged(measures))
+    advice = "try a smaller training.lr."
+    if len(measures.test_loss_C) == 1:  # a node, or a network of one: nothing to compare it with
+        return [f"The loss is not finite: {advice}"] if len(diverged) else []
+    found = []
+    if len(diverged):
+        found.append(f"The loss is not finite at clients {_listed(diverged)}: {advice}")
+    if measures.table_CSD is not None:
+        found += _cluster_alarms(measures.table_CSD)
+    return found
+
+
+def _diverged(measures: Measures) -> NDArray[np.bool_]:
+    """Return whose loss is not finite; a NaN in the training loss alone means none yet."""
+    diverged_C = ~np.isfinite(measures.test_loss_C)
+    return diverged_C if measures.loss_C is None else diverged_C | np.isinf(measures.loss_C)
+
+
+def _cluster_alarms(table_CSD: NDArray[np.int64]) -> list[str]:
+    empty = np.flatnonzero(table_CSD.sum((0, 2)) == 0)
+    found = [f"Cluster {s} is empty at every client." for s in empty]
+    if len(switched := switched_clients(table_CSD)):
+        found.append(
+            f"Labels are switched at clients {_listed(switched)}: "
+            "they name the clusters unlike the rest."
+        )
+    return found
+
+
+def _listed(clients: NDArray[np.int64]) -> str:
+    shown = ", ".join(map(str, clients[:LISTED_CLIENTS]))
+    others = len(clients) - LISTED_CLIENTS
+    return f"{shown} and {others} more" if others > 0 else shown
+
+
+# ---- the summary
+
+
+def summary(run_folder: RunFolder, digests: list[str]) -> Json:
+    """Return the content of result.json, from the events of the run."""
+    events = list(run_folder.events())
+    rounds, final = [event for event in events if event["event"] == "round"], events[-1]
+    before = next(event for event in reversed(rounds) if "accuracy" in event)
     return {
-        "method": about["config"]["method"],
+        "method": run_folder.read("run.json")["config"]["method"],
         "rounds": len(rounds),
         "accuracy": _spread(final),
         "accuracy_before_final_phase": _spread(before),
-        "clients": {
-            "accuracy": final["accuracy"],
-            "test_loss": final["test_loss"],
-            "mixture": final.get("mixture"),
-        },
-        "newcomers": None
-        if "newcomers" not in final
-        else {**final["newcomers"], "accuracy": _spread(final["newcomers"])},
+        "clients": {name: final.get(name) for name in ("accuracy", "test_loss", "mixture")},
+        "newcomers": _newcomers(final),
         "purity": final.get("purity"),
         "consensus": final.get("consensus"),
-        "models_sent": sum(len(t["models"]) for e in rounds for t in e["traffic"] if t["is_model"]),
-        "bytes": {
-            kind: sum(e["bytes"][kind] for e in rounds) for kind in ("multicast", "point_to_point")
-        },
-        "steps": sum(e["steps"] for e in [*rounds, final]),
-        "seconds": round(sum(e["seconds"]["total"] for e in [*rounds, final]), 3),
+        **_totals(rounds, final),
         "alarms": final["alarms"],
         "hash": hashlib.sha256("".join(digests).encode()).hexdigest(),
     }
 
 
+def _newcomers(final: Json) -> Json | None:
+    scores = final.get("newcomers")
+    return None if scores is None else {**scores, "accuracy": _spread(scores)}
+
+
+def _totals(rounds: list[Json], final: Json) -> Json:
+    """Return what the run sent, computed and took in all."""
+    traffic = [exchange for event in rounds for exchange in event["traffic"]]
+    seconds = sum(event["seconds"]["total"] for event in [*rounds, final])
+    return {
+        "models_sent": sum(len(sent["models"]) for sent in traffic if sent["is_model"]),
+        "bytes": {kind: sum(event["bytes"][kind] for event in rounds) for kind in TRAFFIC_KINDS},
+        "steps": sum(event["steps"] for event in [*rounds, final]),
+        "seconds": round(seconds, 3),
+    }
+
+
 def _spread(event: Json) -> Json:
-    scores = np.array(
-        [np.nan if score is None else score for score in event["accuracy"]], dtype=float
-    )
-    return {name: plain(np.array(value)) for name, value in asdict(Spread.of(scores)).items()}
+    """Return mean, standard deviation and so on of the accuracy across clients."""
+    scores = [np.nan if score is None else score for score in event["accuracy"]]
+    spread = asdict(Spread.of(np.array(scores, dtype=float)))
+    return {name: plain(np.array(value)) for name, value in spread.items()}

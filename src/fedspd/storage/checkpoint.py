@@ -12,7 +12,7 @@ from fedspd.storage.atomic import disk_errors, sync
 
 
 def write_part(folder: Path, clients: list[int], tensors: dict[str, Tensor]) -> str:
-    """Write the rows of consecutive clients into the draft of a checkpoint; return the file name."""
+    """Write the rows of consecutive clients into a draft, and return the name of the file."""
     name = f"part-{clients[0]:06d}-{clients[-1] + 1:06d}.safetensors"
     run_folder = folder.parents[1]  # an error names it, since a person resumes the run
     with disk_errors(run_folder):

@@ -1,4 +1,4 @@
-"""A run on the disk. Nothing is unpickled, and no file is replaced before its successor is complete.
+"""A run on the disk: nothing is unpickled, and a file stays until its successor is complete.
 
 RUN/
   config.toml       the resolved config; `fedspd run RUN/config.toml` repeats the run
@@ -147,7 +147,7 @@ class RunFolder:
     def checkpoint(self, round: int, content: Json) -> Iterator[Path]:
         """Yield a folder for the parts of a checkpoint.
 
-        It becomes the newest checkpoint when the block ends. If the block fails, it leaves no trace.
+        It becomes the newest checkpoint when the block ends, and disappears if the block fails.
         """
         final = self.folder / "checkpoints" / f"round-{round:06d}"
         draft = final.with_name(f"{final.name}.draft-{os.getpid()}")
@@ -217,7 +217,7 @@ def _verified(checkpoint: Path) -> Json:
         part = checkpoint / name
         if not part.exists() or sha256_of(part) != expected:
             raise StorageError(
-                f"'{part}': checkpoint file missing or damaged; its SHA-256 is not the recorded one. "
-                f"{RESTORE}"
+                f"'{part}': checkpoint file missing or damaged; its SHA-256 is not the recorded "
+                f"one. {RESTORE}"
             )
     return content
