@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from fedspd.bench.rounds import small_network, timed_rounds
-from fedspd.reporting.figures import GREY, PALETTE, SMALL, TEXT, WIDTH, svg
+from fedspd.reporting.figures import GREY, PALETTE, SMALL_POINTS, TEXT_POINTS, WIDTH_INCHES, to_svg
 
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
 TURNS = 5
@@ -28,7 +28,7 @@ AXES: dict[str, tuple[str, list[int]]] = {
 
 
 def main() -> None:
-    figure = Figure(figsize=(WIDTH * 1.4, 5.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES * 1.4, 5.0), layout="constrained")
     for axes, (key, (label, values)) in zip(
         figure.subplots(2, 2).ravel(), AXES.items(), strict=True
     ):
@@ -42,9 +42,9 @@ def main() -> None:
         draw(axes, label, places, found)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, ncols=3, loc="outside lower center", fontsize=SMALL, frameon=False
+        handles, labels, ncols=3, loc="outside lower center", fontsize=SMALL_POINTS, frameon=False
     )
-    PICTURE.write_bytes(svg(figure))
+    PICTURE.write_bytes(to_svg(figure))
 
 
 def measure(changed: dict[str, int]) -> tuple[float, float]:
@@ -73,9 +73,9 @@ def draw(axes: Axes, label: str, places: list[int], found: list[tuple[float, flo
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylim(min(rest) / 2, max(whole) * 2)
-    axes.set_xlabel(label, fontsize=TEXT)
-    axes.set_ylabel("processor seconds", fontsize=TEXT)
-    axes.tick_params(labelsize=SMALL, which="both")
+    axes.set_xlabel(label, fontsize=TEXT_POINTS)
+    axes.set_ylabel("processor seconds", fontsize=TEXT_POINTS)
+    axes.tick_params(labelsize=SMALL_POINTS, which="both")
     axes.spines[["top", "right"]].set_visible(False)
 
 

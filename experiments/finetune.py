@@ -15,34 +15,34 @@ import torch
 
 from centers import finished
 from fedspd.algorithms.fedavg import FedAvg
-from fedspd.reporting.runs import Run, canonical, comparable, gather, spot
-from fedspd.reporting.statistics import interval, paired
-from fedspd.reporting.tables import signed, with_interval
+from fedspd.reporting.points import canonical_json, format_point
+from fedspd.reporting.runs import Run, read_runs
+from fedspd.reporting.selection import select_comparable
+from fedspd.reporting.statistics import confidence_interval, paired_difference
+from fedspd.reporting.tables import format_difference, format_interval
 
 Scores = dict[int, float | None]  # by seed
 
 
 def main(folder: Path, epochs: int = 10) -> None:
-    runs, _ = comparable(gather([folder])[0])
+    runs, _ = select_comparable(read_runs([folder])[0])
     for place, there in by_point(runs).items():
         plain, fedspd = (scores(there, method) for method in ("fedavg", "fedspd"))
         tuned: Scores = {
             run.seed: finetuned(run, epochs) for run in there if run.method == "fedavg"
         }
-        ways = (
-            with_interval(interval(list(plain.values()))),
-            with_interval(interval(list(tuned.values()))),
-        )
-        print(
-            f"{place:48}{ways[0]:>14}{ways[1]:>14}{signed(paired(tuned, fedspd)):>16}", flush=True
-        )
+        means = [
+            format_interval(confidence_interval(list(scores.values()))) for scores in (plain, tuned)
+        ]
+        difference = format_difference(paired_difference(tuned, fedspd))
+        print(f"{place:48}{means[0]:>14}{means[1]:>14}{difference:>16}", flush=True)
 
 
 def by_point(runs: list[Run]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(canonical(run.point), []).append(run)
-    return {spot(there[0].point): there for there in found.values()}
+        found.setdefault(canonical_json(run.point), []).append(run)
+    return {format_point(there[0].point): there for there in found.values()}
 
 
 def scores(runs: list[Run], method: str) -> Scores:

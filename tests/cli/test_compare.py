@@ -39,7 +39,7 @@ TWO = ["--methods", "fedspd,local", "--seeds", "2", "--workers", "2"]
 def test_a_comparison_ends_with_a_table_and_a_report_and_repeating_it_runs_nothing_again(capsys):
     assert guarded(["compare", *TINY, *TWO, "--out", "c"]) == 0
     printed = capsys.readouterr()
-    assert "against fedspd" in printed.out
+    assert "vs fedspd (pp)" in printed.out
     assert "Report: c/report.html" in printed.out
     assert "local,seed=1: accuracy " in printed.err
     assert {
@@ -70,7 +70,7 @@ def test_a_regression_is_compared_by_its_loss(here, capsys):
     own = [*TINY, "data.name=own.npz", "data.mixture=iid", "model.name=linear"]
     assert guarded(["compare", *own, *TWO, "--out", "c"]) == 0
     shown = capsys.readouterr().out
-    assert "Test loss, and what it cost" in shown
+    assert "Test loss and cost" in shown
     losses = [
         np.mean(
             RunFolder(Path("c") / f"local,seed={seed}").read("result.json")["clients"]["test_loss"]
@@ -82,7 +82,7 @@ def test_a_regression_is_compared_by_its_loss(here, capsys):
     )
     assert guarded(["run", *own, "method=local", "--out", "r", "--workers", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "Test loss over clients" in shown
+    assert "Test loss across clients and communication cost" in shown
     assert f" {losses[0]:.3g} " in next(line for line in shown.splitlines() if "local" in line)
 
 
@@ -222,7 +222,7 @@ def test_a_report_says_what_it_leaves_out_and_ends_well(capsys):
     error = capsys.readouterr().err.splitlines()
     assert error[0] == "fedspd: 'c/local,seed=1' is left out: the run is not finished."
     assert error[1].startswith(
-        "fedspd: 'other' is left out: its data differ from those of 'c/fedspd,seed=0' (mixture: parity, there rotation"
+        "fedspd: 'other' is left out: its data differ from those of 'c/fedspd,seed=0' (mixture: parity instead of rotation"
     )
     assert len(error) == 2
     assert Path("c/report.html").read_text() == page

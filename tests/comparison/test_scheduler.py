@@ -200,9 +200,9 @@ def test_finished_runs_are_not_repeated_and_missing_ones_are_made(whole, tmp_pat
 def _note(folder, todo):
     """As if the comparison had been killed after its first runs."""
     runs = {job.name: scheduler.config_hash(job.config) for job in todo}
-    RunFolder(folder).write(
-        "compare.json", {"runs": runs, "points": {job.name: job.point for job in todo}}
-    )
+    points = {job.name: job.point for job in todo}
+    content = {"runs": runs, "points": points, "reference": todo[0].config.method}
+    RunFolder(folder).write("compare.json", content)
 
 
 def test_a_folder_of_another_comparison_is_refused_and_left_alone(tmp_path):

@@ -40,7 +40,7 @@ def wedges(figure: Figure) -> list[PatchCollection]:
 
 def test_accuracy_is_a_line_and_a_band_per_method_in_percent() -> None:
     curves = {"fedspd": ([1, 2], [0.5, 0.9], [0.1, 0.05]), "local": ([1, 2], [0.4, 0.6], None)}
-    figure = figures.accuracy_by_round(curves, None)
+    figure = figures.draw_accuracy_by_round(curves, None)
     draw(figure)
     axes = figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Round", "Test accuracy (%)")
@@ -53,18 +53,20 @@ def test_accuracy_is_a_line_and_a_band_per_method_in_percent() -> None:
 
 
 def test_the_band_of_a_single_run_is_over_its_clients() -> None:
-    figure = figures.accuracy_by_round(
+    figure = figures.draw_accuracy_by_round(
         {"fedspd": ([1, 2], [0.5, 0.9], [0.1, 0.05])}, spread=figures.OVER_CLIENTS
     )
     assert note(figure) == "band: standard deviation over clients"
 
 
 def test_where_there_is_no_band_nothing_is_said_of_it() -> None:
-    assert note(figures.accuracy_by_round({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
-    assert note(figures.accuracy_by_bytes({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
+    assert note(figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
+    assert note(figures.draw_accuracy_by_bytes({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
     assert (
         note(
-            figures.accuracy_by_value("clusters", {"": {"fedspd": [(1, 0.5, 0.0), (2, 0.6, 0.0)]}})
+            figures.draw_accuracy_by_value(
+                "clusters", {"": {"fedspd": [(1, 0.5, 0.0), (2, 0.6, 0.0)]}}
+            )
         )
         == ""
     )
@@ -72,7 +74,7 @@ def test_where_there_is_no_band_nothing_is_said_of_it() -> None:
 
 def test_accuracy_marks_what_the_final_phase_brings_after_the_last_round() -> None:
     curves = {"fedspd": ([1, 2], [0.5, 0.9], None), "local": ([1, 2], [0.4, 0.6], None)}
-    figure = figures.accuracy_by_round(curves, {"fedspd": (0.95, 0.02)})
+    figure = figures.draw_accuracy_by_round(curves, {"fedspd": (0.95, 0.02)})
     draw(figure)
     (point,) = figure.axes[0].containers
     x, y = point.lines[0].get_data()
@@ -84,39 +86,41 @@ def test_accuracy_marks_what_the_final_phase_brings_after_the_last_round() -> No
 
 def test_accuracy_leaves_out_what_is_not_a_number() -> None:
     curves = {"fedspd": ([1, 2, 3], [0.5, NAN, 0.7], [0.1, 0.1, NAN]), "local": ([1], [NAN], [NAN])}
-    figure = figures.accuracy_by_round(curves, {"local": (NAN, NAN)})
+    figure = figures.draw_accuracy_by_round(curves, {"local": (NAN, NAN)})
     draw(figure)
     assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[1, 3], []]
     assert not figure.axes[0].containers
 
 
 def test_a_single_round_is_seen_as_a_point_at_a_whole_tick() -> None:
-    figure = figures.accuracy_by_round({"fedspd": ([1], [0.5], [0.1])}, {"fedspd": (0.6, NAN)})
+    figure = figures.draw_accuracy_by_round({"fedspd": ([1], [0.5], [0.1])}, {"fedspd": (0.6, NAN)})
     draw(figure)
     assert figure.axes[0].lines[0].get_marker() == "o"
     assert figure.axes[0].get_xticks().tolist() == [1]
 
 
 def test_accuracy_above_one_hundred_percent_is_not_on_the_axis() -> None:
-    figure = figures.accuracy_by_round({"fedspd": ([1, 2], [0.99, 0.99], [0.2, 0.2])})
+    figure = figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.99, 0.99], [0.2, 0.2])})
     assert figure.axes[0].get_ylim()[1] == 101
 
 
 def test_no_method_gives_an_empty_figure_without_legend() -> None:
-    figure = figures.accuracy_by_round({}, None)
+    figure = figures.draw_accuracy_by_round({}, None)
     draw(figure)
     assert not figure.legends
 
 
 def test_ten_methods_differ_in_colour_or_dash() -> None:
-    figure = figures.accuracy_by_round(
+    figure = figures.draw_accuracy_by_round(
         {f"method {i}": ([1, 2], [0.1, 0.2], None) for i in range(10)}
     )
     assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 10
 
 
 def test_boxes_show_every_client_with_a_number() -> None:
-    figure = figures.client_boxes({"fedspd": [0.9, 0.95, NAN, 1.0], "local": [0.5], "lost": [NAN]})
+    figure = figures.draw_client_boxes(
+        {"fedspd": [0.9, 0.95, NAN, 1.0], "local": [0.5], "lost": [NAN]}
+    )
     draw(figure)
     axes = figure.axes[0]
     assert axes.get_ylabel() == "Test accuracy (%)"
@@ -129,7 +133,7 @@ def test_boxes_show_every_client_with_a_number() -> None:
 def test_jitter_is_repeatable_and_stays_near_its_box() -> None:
     def places() -> list[float]:
         return (
-            figures.client_boxes({"a": [0.5] * 50})
+            figures.draw_client_boxes({"a": [0.5] * 50})
             .axes[0]
             .collections[0]
             .get_offsets()[:, 0]
@@ -143,7 +147,7 @@ def test_jitter_is_repeatable_and_stays_near_its_box() -> None:
 
 def test_network_draws_edges_and_two_wedges_per_mixed_client() -> None:
     mixtures = [[0.25, 0.75], [0.5, 0.5], [1.0, 0.0], [NAN, NAN]]
-    figure = figures.network(RING, mixtures, 4, None)
+    figure = figures.draw_network(RING, mixtures, 4, None)
     draw(figure)
     (edges,) = (c for c in figure.axes[0].collections if isinstance(c, LineCollection))
     assert len(edges.get_segments()) == 4
@@ -156,13 +160,13 @@ def test_network_draws_edges_and_two_wedges_per_mixed_client() -> None:
 
 
 def test_a_quarter_starts_at_the_top_and_goes_clockwise() -> None:
-    figure = figures.network([], [[0.25, 0.75]], 1, None)
+    figure = figures.draw_network([], [[0.25, 0.75]], 1, None)
     quarter = wedges(figure)[1].get_paths()[0].vertices
     assert quarter.min() >= -1e-9  # up and to the right of the client, which is at the origin
 
 
 def test_network_adds_a_ring_for_the_truth() -> None:
-    figure = figures.network(RING, [[0.5, 0.5]] * 4, 4, [[0.2, 0.3, 0.5]] * 4)
+    figure = figures.draw_network(RING, [[0.5, 0.5]] * 4, 4, [[0.2, 0.3, 0.5]] * 4)
     draw(figure)
     _, discs, rings = wedges(figure)
     assert (len(discs.get_paths()), len(rings.get_paths())) == (8, 12)
@@ -171,7 +175,7 @@ def test_network_adds_a_ring_for_the_truth() -> None:
 
 
 def test_network_without_mixtures_is_dots() -> None:
-    figure = figures.network(RING, None, 4, None)
+    figure = figures.draw_network(RING, None, 4, None)
     draw(figure)
     (dots,) = (c for c in figure.axes[0].collections if isinstance(c, PathCollection))
     assert len(dots.get_offsets()) == 4
@@ -180,7 +184,7 @@ def test_network_without_mixtures_is_dots() -> None:
 
 def test_a_large_network_is_dots_coloured_by_the_first_share() -> None:
     shares = [[NAN, NAN], *([i / 300, 1 - i / 300] for i in range(300))]
-    figure = figures.network([(i, i + 1) for i in range(300)], shares, 301, None)
+    figure = figures.draw_network([(i, i + 1) for i in range(300)], shares, 301, None)
     draw(figure)
     unknown, known = (c for c in figure.axes[0].collections if isinstance(c, PathCollection))
     assert len(unknown.get_offsets()) == 1
@@ -201,7 +205,7 @@ def test_every_client_of_any_graph_has_a_place_in_the_picture(n: int, data: st.D
 
 def test_mixtures_are_a_panel_per_cluster_with_a_line_per_client_and_their_mean() -> None:
     mixtures_RNS = [[[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]], [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2]]]
-    figure = figures.mixtures_by_round([1, 5], mixtures_RNS)
+    figure = figures.draw_mixtures_by_round([1, 5], mixtures_RNS)
     draw(figure)
     assert [axes.get_title() for axes in figure.axes] == ["cluster 0", "cluster 1", "cluster 2"]
     assert {axes.get_xlabel() for axes in figure.axes} == {"Round"}
@@ -215,27 +219,29 @@ def test_mixtures_are_a_panel_per_cluster_with_a_line_per_client_and_their_mean(
 
 @pytest.mark.filterwarnings("error")
 def test_mixtures_of_one_client_one_round_and_unknown_values() -> None:
-    figure = figures.mixtures_by_round([1], [[[1.0]]])
+    figure = figures.draw_mixtures_by_round([1], [[[1.0]]])
     draw(figure)
     assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "o"]
-    figure = figures.mixtures_by_round([1, 2, 3], [[[0.5, 0.5]], [[NAN, NAN]], [[0.7, 0.3]]])
+    figure = figures.draw_mixtures_by_round([1, 2, 3], [[[0.5, 0.5]], [[NAN, NAN]], [[0.7, 0.3]]])
     draw(figure)
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 3]
 
 
 @pytest.mark.parametrize(("clusters", "rows"), [(4, 2), (5, 2), (7, 3)])
 def test_many_clusters_take_several_rows_and_no_empty_panel(clusters: int, rows: int) -> None:
-    figure = figures.mixtures_by_round([1, 2], np.full((2, 3, clusters), 1 / clusters).tolist())
+    figure = figures.draw_mixtures_by_round(
+        [1, 2], np.full((2, 3, clusters), 1 / clusters).tolist()
+    )
     assert len(figure.axes) == clusters
     assert figure.axes[0].get_gridspec().nrows == rows
 
 
 def test_save_writes_both_files_and_nothing_else(tmp_path: Path) -> None:
-    figure = figures.client_boxes({"fedspd": [0.5, 0.6]})
+    figure = figures.draw_client_boxes({"fedspd": [0.5, 0.6]})
     folder = tmp_path / "run" / "figures"
     assert figures.save(figure, folder, "boxes") == [folder / "boxes.png", folder / "boxes.pdf"]
     assert sorted(path.name for path in folder.iterdir()) == ["boxes.pdf", "boxes.png"]
-    assert imread(folder / "boxes.png").shape[1] == figures.WIDTH * 150
+    assert imread(folder / "boxes.png").shape[1] == figures.WIDTH_INCHES * 150
     pdf = (folder / "boxes.pdf").read_bytes()
     assert pdf.startswith(b"%PDF")
     assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
@@ -244,7 +250,9 @@ def test_save_writes_both_files_and_nothing_else(tmp_path: Path) -> None:
 
 def test_the_same_figure_is_the_same_file_and_replaces_the_old_one(tmp_path: Path) -> None:
     def write(value: float) -> tuple[bytes, bytes]:
-        png, pdf = figures.save(figures.client_boxes({"fedspd": [0.5, value]}), tmp_path, "boxes")
+        png, pdf = figures.save(
+            figures.draw_client_boxes({"fedspd": [0.5, value]}), tmp_path, "boxes"
+        )
         return png.read_bytes(), pdf.read_bytes()
 
     first = write(0.6)
@@ -254,7 +262,7 @@ def test_the_same_figure_is_the_same_file_and_replaces_the_old_one(tmp_path: Pat
 
 def test_save_leaves_no_trace_in_matplotlibs_settings_even_from_threads(tmp_path: Path) -> None:
     before = matplotlib.rcParams["pdf.fonttype"]
-    drawn = [figures.client_boxes({"fedspd": [0.5, 0.6]}) for _ in range(3)]
+    drawn = [figures.draw_client_boxes({"fedspd": [0.5, 0.6]}) for _ in range(3)]
     threads = [
         threading.Thread(target=figures.save, args=(figure, tmp_path, f"boxes{i}"))
         for i, figure in enumerate(drawn)
@@ -270,20 +278,20 @@ def test_save_leaves_no_trace_in_matplotlibs_settings_even_from_threads(tmp_path
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"file/boxes\.png could not be written"):
-        figures.save(figures.client_boxes({"fedspd": [0.5]}), tmp_path / "file", "boxes")
+        figures.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path / "file", "boxes")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_a_figure_that_cannot_be_finished_leaves_the_old_file_and_no_part(tmp_path: Path) -> None:
     (tmp_path / "boxes.png").mkdir()  # a rename onto a folder fails, after the part was written
     with pytest.raises(StorageError, match=r"boxes\.png could not be written"):
-        figures.save(figures.client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
+        figures.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
     assert [path.name for path in tmp_path.iterdir()] == ["boxes.png"]
 
 
 def test_a_method_has_one_colour_in_all_panels_and_intervals_stand_beside_each_other() -> None:
     panel = {"fedspd": [(3, 0.9, 0.1), (6, 0.95, 0.1)], "local": [(3, 0.8, 0.1), (6, 0.8, 0.1)]}
-    figure = figures.accuracy_by_value(
+    figure = figures.draw_accuracy_by_value(
         "topology.degree", {"data.name=a": panel, "data.name=b": panel}
     )
     assert [axes.get_title() for axes in figure.axes] == ["data.name=a", "data.name=b"]

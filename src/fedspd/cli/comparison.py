@@ -25,13 +25,14 @@ from rich.table import Table
 from fedspd.algorithms import METHODS
 from fedspd.cli.progress import note_of
 from fedspd.cli.running import new_folder
+from fedspd.cli.tables import comparison_table
 from fedspd.comparison.jobs import Job, jobs, parse_grid
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment.callbacks import Callback
-from fedspd.reporting import pages, tables
-from fedspd.reporting.statistics import Comparison
+from fedspd.reporting import pages
+from fedspd.reporting.method_rows import Comparison
 from fedspd.storage.atomic import Json
 
 
@@ -45,7 +46,7 @@ def compare(
 ) -> None:
     base = load(*split_arguments(settings))
     folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
-    _run(jobs(base, _names(methods), seeds), folder, workers, as_json)
+    _run(jobs(base, _names(methods), seeds), folder, workers, base.method, as_json)
 
 
 def sweep(
@@ -64,13 +65,14 @@ def sweep(
         )
     base = load(path, overrides)
     folder = out or new_folder(f"sweep-{Path(base.data.name).stem}")
-    _run(jobs(base, _names(methods), seeds, grid), folder, workers, as_json)
+    _run(jobs(base, _names(methods), seeds, grid), folder, workers, base.method, as_json)
 
 
 def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
     single = runs[0] if len(runs) == 1 and (runs[0] / "compare.json").exists() else None
     folder = out or single or Path("report")
-    _show(pages.write_report(runs, folder), folder, as_json)
+    comparison = pages.write_report(runs, folder, load().method)
+    _show(comparison, folder, as_json)
 
 
 def _names(methods: str | None) -> list[str]:
@@ -81,10 +83,10 @@ def _names(methods: str | None) -> list[str]:
     )
 
 
-def _run(todo: list[Job], folder: Path, workers: int, as_json: bool) -> None:
+def _run(todo: list[Job], folder: Path, workers: int, reference: str, as_json: bool) -> None:
     with _repeatable(folder), ComparisonProgress(todo, as_json) as progress:
-        run_all(todo, folder, workers, [progress])
-    _show(pages.write_report([folder], folder), folder, as_json)
+        run_all(todo, folder, workers, [progress], reference)
+    _show(pages.write_report([folder], folder, reference), folder, as_json)
 
 
 @contextmanager
@@ -111,13 +113,13 @@ def _show(comparison: Comparison, folder: Path, as_json: bool) -> None:
     if not console.is_terminal:
         console.width = 1000  # a file has room
     console.print(
-        tables.terminal(comparison, lambda table: _width(console, table) <= console.width)
+        comparison_table(comparison, lambda table: _width(console, table) <= console.width)
     )
     for alarm in comparison.alarms:
         console.print(alarm, style="yellow", markup=False)
     console.print(f"Report: {folder / 'report.html'}", markup=False, soft_wrap=True)
     if as_json:
-        found = pages.as_json(comparison)
+        found = pages.to_json(comparison)
         rows = [
             {key: value for key, value in row.items() if key not in ("curve", "clients")}
             for row in found["rows"]

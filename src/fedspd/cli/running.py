@@ -145,24 +145,22 @@ def _resumable(folder: Path, command: str) -> Iterator[None]:
 
 
 def _draw(runs: list[Path], folder: Path) -> None:
-    from fedspd.reporting import (
-        pages,  # here: its libraries take as long to import as torch, and a run need not wait for them
-    )
+    # Imported here: matplotlib takes as long as torch, and a run need not wait for it.
+    from fedspd.reporting.run_figures import write_figures
 
-    pages.write_figures(runs, folder)
+    write_figures(runs, folder)
 
 
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
-    from fedspd.reporting import pages
-    from fedspd.reporting.tables import in_words
+    from fedspd.cli.tables import describe_newcomers, summary_table
 
     console = Console(stderr=as_json)
-    console.print(pages.table(summaries))
+    console.print(summary_table(summaries))
     for summary in summaries.values():
         for alarm in summary["alarms"]:
             console.print(f"{summary['method']}: {alarm}", style="yellow", markup=False)
-        if newcomers := summary["newcomers"]:
-            console.print(f"{summary['method']}: newcomers have {in_words(newcomers)} on average")
+        if summary["newcomers"]:
+            console.print(f"{summary['method']}: {describe_newcomers(summary['newcomers'])}")
     console.print(f"Records and figures: {folder}", markup=False, soft_wrap=True)
     if as_json:
         methods: dict[str, Any] = {

@@ -108,7 +108,7 @@ def _degree_table(graph: "Graph") -> "Table":
 
 def _draw(graph: "Graph", path: Path) -> None:
     from fedspd.core.errors import ConfigError
-    from fedspd.reporting.figures import network
+    from fedspd.reporting.figures import draw_network
 
     edges = [(i, j) for i, j in graph.edges().tolist()]
     if path.suffix.lower() not in FIGURE_KINDS:
@@ -120,7 +120,7 @@ def _draw(graph: "Graph", path: Path) -> None:
             f"--figure {path} would have {len(edges)} edges, too many to see: draw a graph of at most {FIGURE_EDGES}."
         )
     try:
-        network(edges, None, graph.clients).savefig(path)
+        draw_network(edges, None, graph.clients).savefig(path)
     except OSError as problem:
         raise ConfigError(
             f"--figure {path} cannot be written ({problem.strerror}): give a file in a folder that exists."

@@ -27,15 +27,20 @@ RunningJobs = dict[Connection, Child]
 
 
 def run_all(
-    todo: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback] = ()
+    todo: Sequence[Job],
+    folder: Path,
+    workers: int,
+    callbacks: Sequence[Callback] = (),
+    reference: str | None = None,
 ) -> list[Path]:
     """Run all unfinished jobs, several at a time, and return every run folder.
 
-    The callbacks' events have a field `run`, the name of the job.
+    The callbacks' events have a field `run`, the name of the job. Reports compare all methods with
+    the reference method, by default the first job's.
     """
     if workers > 1:
         require_fork(f"workers = {workers}: more than one worker")
-    _claim(todo, folder)
+    _claim(todo, folder, reference or todo[0].config.method)
     finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:
         if job.name in finished:
@@ -57,11 +62,12 @@ def _finished(job: Job) -> Json:
     return {"event": "start", "run": job.name, "round": rounds + 1, "rounds": rounds}
 
 
-def _claim(todo: Sequence[Job], folder: Path) -> None:
+def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
     """A folder belongs to one comparison; the same one may be continued in it."""
     content = {
         "runs": {job.name: config_hash(job.config) for job in todo},
         "points": {job.name: job.point for job in todo},
+        "reference": reference,
     }
     if (folder / "compare.json").exists():
         if RunFolder(folder).read("compare.json") != content:

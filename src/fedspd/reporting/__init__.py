@@ -1,1 +1,1 @@
-"""Figures and pages from the records of a run."""
+"""Reports of runs, made from their records alone: statistics, tables, figures and pages."""

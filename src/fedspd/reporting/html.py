@@ -1,4 +1,4 @@
-"""The report as one page: no script, no network, light and dark, on a screen of any width and on paper."""
+"""Render the report as one HTML page without scripts or network access, for screens and paper."""
 
 import base64
 import json
@@ -11,267 +11,259 @@ from matplotlib.figure import Figure
 
 from fedspd.core.imports import options_table
 from fedspd.reporting import figures, tables
-from fedspd.reporting.runs import TABLES, Run, flat
-from fedspd.reporting.statistics import Comparison, Interval, MethodRow
+from fedspd.reporting.method_rows import Comparison, MethodRow
+from fedspd.reporting.points import SHARED_TABLES, flatten
+from fedspd.reporting.runs import Run
+from fedspd.reporting.statistics import Interval
 from fedspd.reporting.style import STYLE
 from fedspd.reporting.tables import Column
 
 CAPTIONS = {
-    "accuracy-by-round": "Mean over clients and seeds; the band is the 95 % interval over seeds, diamonds are after the final phase.",
-    "accuracy-by-bytes": "The same against everything sent so far, every neighbour getting its own copy. A lone dot sends nothing.",
-    "clients": "After the final phase: every client of every seed is a dot, the box holds the middle half.",
-    "network": "The graph of {example}; a disc is a client's estimated mixture, the ring the true one.",
-    "mixtures-by-round": "How the estimated mixtures settle: {example}.",
+    "accuracy-by-round": "Mean over clients and seeds. The band is the 95 % confidence interval "
+    "over seeds; diamonds show the accuracy after the final phase.",
+    "accuracy-by-bytes": "The same by point-to-point bytes sent so far. "
+    "A single dot is a method that sends nothing.",
+    "clients": "After the final phase: every client of every seed is a dot; "
+    "the box holds the middle half.",
+    "network": "The graph of {example}. A disc is a client's estimated mixture, "
+    "the ring around it the true one.",
+    "mixtures-by-round": "The estimated mixtures of {example} over time.",
 }
-SWEPT = "Mean over clients and seeds, after the final phase, with the 95 % interval over seeds."
+SWEEP_CAPTION = (
+    "Mean over clients and seeds after the final phase, "
+    "with the 95 % confidence interval over seeds."
+)
 
 
-def page(
+def render_page(
     comparison: Comparison,
     common: Mapping[str, Figure],
     by_point: Mapping[str, Mapping[str, Figure]],
 ) -> str:
-    """common: figures by name; by_point: of a large sweep, the figures of each of its points."""
-    title = _title(comparison)
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p class=lead>{escape(_lead(comparison))}</p>",
-        _remarks(comparison),
-        _main_table(comparison),
-        _gallery(common, comparison.example.label),
-        *(_details(place, _gallery(shown, place)) for place, shown in by_point.items()),
-        "<h2>Clients</h2>" + _details("Accuracy of every client (%)", _client_table(comparison)),
-        "<h2>What was compared</h2>" + _what(comparison),
-        "<h2>To repeat it</h2>" + _commands(comparison.runs),
-    ]
-    head = f'<meta charset=utf-8><meta name=viewport content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-    body = "\n".join(parts)
-    return f"<!doctype html>\n<html lang=en><head>{head}\n<style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
+    """Return the page with the common figures and, of a large sweep, those of each point."""
+    title = escape(_title(comparison))
+    body = "\n".join(
+        [
+            f"<h1>{title}</h1>",
+            f"<p class=lead>{escape(_lead(comparison))}</p>",
+            _render_remarks(comparison),
+            _render_main_table(comparison),
+            _render_figures(common, comparison.example.label),
+            *(
+                _render_details(point, _render_figures(own, point))
+                for point, own in by_point.items()
+            ),
+            "<h2>Clients</h2>",
+            _render_details("Accuracy of every client (%)", _render_client_table(comparison)),
+            "<h2>Setup</h2>",
+            _render_setup(comparison),
+            "<h2>Commands</h2>",
+            _render_commands(comparison.runs),
+        ]
+    )
+    head = (
+        "<meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title>\n<style>{STYLE}</style>"
+    )
+    return (
+        f"<!doctype html>\n<html lang=en><head>{head}</head>\n"
+        f"<body><main>\n{body}\n</main></body></html>\n"
+    )
 
 
 def _title(comparison: Comparison) -> str:
-    methods = dict.fromkeys(row.method for row in comparison.rows)
-    what = f"{len(methods)} methods" if len(methods) > 1 else next(iter(methods))
-    return f"{what} by {', '.join(comparison.axes)}" if comparison.axes else f"{what} compared"
+    methods = list(dict.fromkeys(row.method for row in comparison.rows))
+    subject = f"{len(methods)} methods" if len(methods) > 1 else methods[0]
+    axes = ", ".join(comparison.axes)
+    return f"{subject} by {axes}" if axes else f"{subject} compared"
 
 
 def _lead(comparison: Comparison) -> str:
+    """Return the settings that are the same in all runs, and the highest accuracy."""
     config = comparison.runs[0].config
-    seeds = len({run.seed for run in comparison.runs})
     facts = {
         "data.name": f"data {config['data']['name']}",
         "data.mixture": f"mixture {config['data']['mixture']}",
-        **{
-            name: f"{config[name]} {name if config[name] != 1 else name[:-1]}"
-            for name in ("clients", "clusters", "rounds")
-        },
+        **{name: _count(config[name], name) for name in ("clients", "clusters", "rounds")},
         "topology.kind": f"graph {config['topology']['kind']}",
-        "seed": f"{seeds} seed{'s' if seeds > 1 else ''}",
+        "seed": _count(len({run.seed for run in comparison.runs}), "seeds"),
     }
-    return (
-        "; ".join(fact for key, fact in facts.items() if key not in comparison.axes)
-        + ". "
-        + _best(comparison)
-    )
+    shared = "; ".join(fact for key, fact in facts.items() if key not in comparison.axes)
+    return f"{shared}. {_highest_accuracy(comparison)}"
 
 
-def _best(comparison: Comparison) -> str:
-    known = [row for row in comparison.rows if row.accuracy.mean is not None]
-    if not known:
+def _count(number: int, plural: str) -> str:
+    return f"{number} {plural if number != 1 else plural[:-1]}"
+
+
+def _highest_accuracy(comparison: Comparison) -> str:
+    scores = {row.label: row.accuracy for row in comparison.rows}
+    means = {label: score.mean for label, score in scores.items() if score.mean is not None}
+    if not means:
         return ""
-    highest = max(row.accuracy.mean or 0.0 for row in known)
-    best = [row for row in known if tables.alike(row.accuracy.mean or 0.0, highest)]
-    return f"Highest accuracy: {' and '.join(row.label for row in best)}, {tables.with_interval(best[0].accuracy)} %."
+    highest = max(means.values())
+    best = [label for label, mean in means.items() if tables.is_equal(mean, highest)]
+    return f"Highest accuracy: {' and '.join(best)}, {tables.format_interval(scores[best[0]])} %."
 
 
-def _remarks(comparison: Comparison) -> str:
-    remarks = [*comparison.notes, *comparison.alarms]
-    return (
-        f"<aside><strong>Please note</strong>{_list(map(escape, remarks))}</aside>"
-        if remarks
-        else ""
-    )
+def _render_remarks(comparison: Comparison) -> str:
+    remarks = [escape(remark) for remark in [*comparison.notes, *comparison.alarms]]
+    if not remarks:
+        return ""
+    return f"<aside><strong>Please note</strong>{_render_list(remarks)}</aside>"
 
 
-def _list(items: Iterable[str]) -> str:
+def _render_list(items: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 
-def _details(title: str, content: str) -> str:
+def _render_details(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 # ---- tables
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of cells that are HTML already."""
+def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of cells that are HTML already."""
     body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
-    return f"<div class=wide><table><thead><tr>{''.join(head)}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+    table = f"<thead><tr>{''.join(head)}</tr></thead><tbody>\n{body}\n</tbody>"
+    return f"<div class=wide><table>{table}</table></div>"
 
 
-def _main_table(comparison: Comparison) -> str:
-    kept = tables.columns(comparison)
+def _render_main_table(comparison: Comparison) -> str:
+    columns = tables.comparison_columns(comparison)
     names = [f"<th class=name>{escape(name)}</th>" for name in [*comparison.axes, "method"]]
-    head = names + [
-        f'<th title="{escape(column.meaning)}">{escape(column.title)}</th>' for column in kept
-    ]
-    rows = [
-        [
-            *(f"<td class=name>{escape(value)}</td>" for value in tables.places(comparison, row)),
-            f"<th class=name scope=row>{escape(row.method)}</th>",
-            *(_cell(comparison, row, column) for column in kept),
-        ]
-        for row in comparison.rows
-    ]
-    legend = _details(
-        "What the columns mean",
-        _list(f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in kept),
-    )
-    where = "" if len(comparison.points) == 1 else " at each point"
-    return (
-        _table(head, rows) + f"<p class=note>The best of each column{where} is marked.</p>" + legend
-    )
+    titles = [f'<th title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns]
+    rows = []
+    for row in comparison.rows:
+        values = tables.point_cells(comparison, row)
+        rows.append(
+            [
+                *(f"<td class=name>{escape(value)}</td>" for value in values),
+                f"<th class=name scope=row>{escape(row.method)}</th>",
+                *(_render_cell(comparison, row, column) for column in columns),
+            ]
+        )
+    where = " at each point" if len(comparison.shared_points) > 1 else ""
+    note = f"<p class=note>The best value of each column{where} is marked.</p>"
+    meanings = [f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in columns]
+    legend = _render_details("Meaning of the columns", _render_list(meanings))
+    return _render_table([*names, *titles], rows) + note + legend
 
 
-def _cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
+def _render_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
     text = escape(column.text(row))
-    if column.title == "against fedspd":
+    if column.is_difference:
         return f"<td class={_direction(row.difference)}>{text}</td>"
-    return (
-        f"<td class=best>{text}</td>"
-        if tables.marked(comparison, row, column)
-        else f"<td>{text}</td>"
-    )
+    is_best = tables.is_best(comparison, row, column)
+    return f"<td class=best>{text}</td>" if is_best else f"<td>{text}</td>"
 
 
 def _direction(difference: Interval | None) -> str:
-    """Coloured only where the interval, if there is one, leaves zero out."""
-    if (
-        difference is None
-        or difference.mean is None
-        or abs(difference.mean) <= (difference.half or 0.0)
-    ):
+    """Return 'ahead' or 'behind' only if the interval, where there is one, excludes zero."""
+    mean = difference.mean if difference else None
+    half = difference.half if difference else None
+    if mean is None or abs(mean) <= (half or 0.0):
         return "even"
-    return "ahead" if difference.mean > 0 else "behind"
+    return "ahead" if mean > 0 else "behind"
 
 
-def _client_table(comparison: Comparison) -> str:
-    """Another seed is another split: its client 0 is somebody else."""
-    head = ["<th>seed</th>", "<th>client</th>"] + [
-        f"<th>{escape(row.label)}</th>" for row in comparison.rows
-    ]
+def _render_client_table(comparison: Comparison) -> str:
+    """Return the accuracy by seed and client; client 0 of another seed has other data."""
+    names = ["seed", "client", *(row.label for row in comparison.rows)]
     scores = [dict(zip(row.seeds, row.clients, strict=True)) for row in comparison.rows]
-    sizes = {
-        seed: max(len(of[seed]) for of in scores if seed in of)
-        for seed in sorted({seed for of in scores for seed in of})
-    }
-    rows = [
-        [
-            f"<th>{seed}</th>",
-            f"<th scope=row>{i}</th>",
-            *(f"<td>{_client(of.get(seed, []), i)}</td>" for of in scores),
-        ]
-        for seed, size in sizes.items()
-        for i in range(size)
-    ]
-    return _table(head, rows)
-
-
-def _client(scores: list[float | None], client: int) -> str:
-    return tables.percent(scores[client] if client < len(scores) else None)
+    rows = []
+    for seed in sorted({seed for by_seed in scores for seed in by_seed}):
+        columns = [by_seed.get(seed, []) for by_seed in scores]
+        for client in range(max(map(len, columns))):
+            cells = [column[client] if client < len(column) else None for column in columns]
+            rows.append(
+                [
+                    f"<th>{seed}</th>",
+                    f"<th scope=row>{client}</th>",
+                    *(f"<td>{tables.format_percent(score)}</td>" for score in cells),
+                ]
+            )
+    return _render_table([f"<th>{escape(name)}</th>" for name in names], rows)
 
 
 # ---- figures
 
 
-def _gallery(shown: Mapping[str, Figure], example: str) -> str:
-    captions = {name: CAPTIONS.get(name, SWEPT).replace("{example}", example) for name in shown}
-    return (
-        "<div class=figures>"
-        + "".join(_figure(name, figure, captions[name]) for name, figure in shown.items())
-        + "</div>"
-    )
+def _render_figures(shown: Mapping[str, Figure], example: str) -> str:
+    rendered = []
+    for name, figure in shown.items():
+        caption = CAPTIONS.get(name, SWEEP_CAPTION).replace("{example}", example)
+        rendered.append(_render_figure(name, figure, caption))
+    return f"<div class=figures>{''.join(rendered)}</div>"
 
 
-def _figure(name: str, figure: Figure, caption: str) -> str:
-    picture = base64.b64encode(figures.svg(figure)).decode()
-    image = (
-        f'<img alt="{escape(name.replace("-", " "))}" src="data:image/svg+xml;base64,{picture}">'
-    )
+def _render_figure(name: str, figure: Figure, caption: str) -> str:
+    picture = base64.b64encode(figures.to_svg(figure)).decode()
+    alternative = escape(name.replace("-", " "))
+    image = f'<img alt="{alternative}" src="data:image/svg+xml;base64,{picture}">'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-# ---- what was compared
+# ---- setup
 
 
-def _what(comparison: Comparison) -> str:
+def _render_setup(comparison: Comparison) -> str:
     runs = comparison.runs
-    methods = list(dict.fromkeys(run.method for run in runs))
+    methods = dict.fromkeys(run.method for run in runs)
+    partitions = dict.fromkeys(f"seed {run.seed}: {run.partition['hash'][:16]}" for run in runs)
+    versions = runs[0].metadata["versions"]
     facts = {
-        "methods": "; ".join(
-            f"{method} ({_options(runs, method)})" if _options(runs, method) else method
-            for method in methods
-        ),
+        "methods": "; ".join(_method_with_options(runs, method) for method in methods),
         "seeds": ", ".join(str(seed) for seed in sorted({run.seed for run in runs})),
-        **{
-            axis: ", ".join(
-                dict.fromkeys(str(row.point[axis]) for row in comparison.rows if axis in row.point)
-            )
-            for axis in comparison.axes
-        },
-        "data": "; ".join(
-            dict.fromkeys(f"seed {run.seed}: {run.partition['hash'][:16]}" for run in runs)
-        ),
-        "versions": ", ".join(
-            f"{name} {version}" for name, version in runs[0].about["versions"].items()
-        ),
-        "machine": ", ".join(str(value) for value in runs[0].about["machine"].values()),
+        **{axis: ", ".join(_axis_values(comparison, axis)) for axis in comparison.axes},
+        "data": "; ".join(partitions),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "machine": ", ".join(str(value) for value in runs[0].metadata["machine"].values()),
     }
     rows = [
         [f"<th class=name scope=row>{escape(name)}</th>", f"<td class=text>{escape(text)}</td>"]
         for name, text in facts.items()
     ]
-    return _table([], rows) + _details(
-        "Everything else, the same in all runs", f"<pre>{escape(_shared(comparison))}</pre>"
-    )
+    shared = f"<pre>{escape(_shared_settings(comparison))}</pre>"
+    return _render_table([], rows) + _render_details("Settings of all runs", shared)
 
 
-def _options(runs: list[Run], method: str) -> str:
-    """The method's own, those apart that vary."""
+def _axis_values(comparison: Comparison, axis: str) -> Iterable[str]:
+    return dict.fromkeys(str(row.point[axis]) for row in comparison.rows if axis in row.point)
+
+
+def _method_with_options(runs: list[Run], method: str) -> str:
+    """Return the method with those of its options that do not vary."""
     run = next(run for run in runs if run.method == method)
     table = options_table(method)
     options = run.config.get(table, {})
-    return ", ".join(
-        f"{key}={value}" for key, value in options.items() if f"{table}.{key}" not in run.point
-    )
+    fixed = [f"{k}={v}" for k, v in options.items() if f"{table}.{k}" not in run.point]
+    return f"{method} ({', '.join(fixed)})" if fixed else method
 
 
-def _shared(comparison: Comparison) -> str:
-    """The config, without what differs."""
+def _shared_settings(comparison: Comparison) -> str:
+    """Return the config without the settings that vary and without the methods' options."""
     config = comparison.runs[0].config
-    kept = {
-        key: value for key, value in config.items() if key in TABLES or not isinstance(value, dict)
-    }
-    shared = {
-        key: value
-        for key, value in flat(kept).items()
-        if key not in ("method", "seed", *comparison.axes)
-    }
+    shared = {k: v for k, v in config.items() if k in SHARED_TABLES or not isinstance(v, dict)}
+    varying = ("method", "seed", *comparison.axes)
     return "\n".join(
-        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in shared.items()
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in flatten(shared).items()
+        if key not in varying
     )
 
 
-def _commands(runs: list[Run]) -> str:
-    whole = dict.fromkeys(_command(run.about["command"]) for run in runs)
+def _render_commands(runs: list[Run]) -> str:
+    original = dict.fromkeys(_format_command(run.metadata["command"]) for run in runs)
     single = dict.fromkeys(
         shlex.join(["fedspd", "run", f"{run.folder}/config.toml"]) for run in runs
     )
-    return f"<pre>{escape(chr(10).join(whole))}</pre>" + _details(
-        "Each run alone", f"<pre>{escape(chr(10).join(single))}</pre>"
-    )
+    each = _render_details("Each run alone", f"<pre>{escape(chr(10).join(single))}</pre>")
+    return f"<pre>{escape(chr(10).join(original))}</pre>{each}"
 
 
-def _command(words: Sequence[str]) -> str:
+def _format_command(words: Sequence[str]) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""

@@ -1,4 +1,4 @@
-"""How the page looks."""
+"""The style sheet of the report page."""
 
 STYLE = """
 :root {
@@ -14,7 +14,8 @@ STYLE = """
   figure img { filter: invert(1) hue-rotate(180deg); }
 }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+body { margin: 0; background: var(--ground); color: var(--ink); }
+body { font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 78rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
 h1 { font-size: 1.8rem; line-height: 1.2; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
@@ -22,8 +23,9 @@ h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
 .note, figcaption { color: var(--soft); font-size: .85rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-thead th { color: var(--soft); font-weight: 500; vertical-align: bottom; border-bottom: 2px solid var(--line); }
+th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--line); }
+th, td { text-align: right; white-space: nowrap; }
+thead th { color: var(--soft); font-weight: 500; vertical-align: bottom; border-bottom-width: 2px; }
 .name, .text { text-align: left; }
 .text { white-space: normal; overflow-wrap: anywhere; }
 tbody th { font-weight: 600; }
@@ -31,15 +33,18 @@ tbody th { font-weight: 600; }
 .ahead { color: var(--ahead); }
 .behind { color: var(--behind); }
 .even { color: var(--soft); }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem; margin: 2rem 0 1rem; }
+.figures { display: grid; gap: 1.5rem; margin: 2rem 0 1rem; }
+.figures { grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
 figure { margin: 0; break-inside: avoid; }
 figure img { display: block; width: 100%; max-width: 40rem; height: auto; margin: 0 auto; }
 figcaption { max-width: 36rem; margin: .3rem auto 0; }
-aside { background: var(--warn); border-radius: .5rem; padding: .8rem 1rem; margin: 0 0 1.5rem; font-size: .9rem; overflow-wrap: anywhere; }
+aside { background: var(--warn); border-radius: .5rem; padding: .8rem 1rem; margin: 0 0 1.5rem; }
+aside { font-size: .9rem; overflow-wrap: anywhere; }
 aside ul { margin: .3rem 0 0; }
 details { margin: .6rem 0; }
 summary { cursor: pointer; color: var(--soft); }
-pre { overflow-x: auto; border: 1px solid var(--line); border-radius: .5rem; padding: .8rem 1rem; font-size: .85rem; }
+pre { overflow-x: auto; padding: .8rem 1rem; font-size: .85rem; }
+pre { border: 1px solid var(--line); border-radius: .5rem; }
 @media print {
   main { max-width: none; padding: 0; }
   table { font-size: 7pt; }

@@ -1,4 +1,4 @@
-"""The numbers of a comparison as tables: on a terminal, as Markdown and as CSV."""
+"""The columns of a comparison table, and the table as Markdown and CSV."""
 
 import csv
 import io
@@ -7,274 +7,247 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
-from fedspd.reporting.runs import Run, canonical, mean
-from fedspd.reporting.statistics import Comparison, Interval, MethodRow
-from fedspd.storage.atomic import Json
+from fedspd.reporting.method_rows import Comparison, MethodRow
+from fedspd.reporting.points import canonical_json
+from fedspd.reporting.runs import Run
+from fedspd.reporting.statistics import Interval, mean
 
 MINUS, MISSING = "\N{MINUS SIGN}", "–"
+NOTABLE_RATIO = 1.005  # smaller ones are rounding
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a table shows of a row; `best` is max or min where one value is better than another."""
+    """A column of a comparison table; `best` is max or min if one value is better than another."""
 
     title: str
     meaning: str
     text: Callable[[MethodRow], str]
     number: Callable[[MethodRow], float | None]
     best: Callable[[Sequence[float]], float] | None = None
-    in_terminal: bool = True  # which is narrow
+    is_brief: bool = True  # also shown where there is little room
+    is_difference: bool = False
 
 
-def percent(part: float | None) -> str:
-    return MISSING if part is None else f"{100 * part:.1f}"
+def format_percent(fraction: float | None) -> str:
+    """Return the fraction in per cent with one digit."""
+    return MISSING if fraction is None else f"{100 * fraction:.1f}"
 
 
-def megabytes(count: float) -> str:
+def format_megabytes(count: float) -> str:
+    """Return a number of bytes in megabytes with one digit."""
     return f"{count / 1e6:,.1f}"
 
 
-def with_interval(score: Interval) -> str:
-    return percent(score.mean) + ("" if score.half is None else f" ± {100 * score.half:.1f}")
+def format_loss(loss: float | None) -> str:
+    """Return the loss with three significant digits."""
+    return MISSING if loss is None else f"{loss:.3g}"
 
 
-def signed(difference: Interval | None) -> str:
+def format_interval(score: Interval) -> str:
+    """Return the mean in per cent, with ± half of its interval if that is known."""
+    return format_percent(score.mean) + _format_half(score)
+
+
+def format_difference(difference: Interval | None) -> str:
+    """Return the signed difference in percentage points, with ± half of its interval if known."""
     if difference is None or difference.mean is None:
         return MISSING
     sign = "+" if difference.mean >= 0 else MINUS
-    return f"{sign}{abs(100 * difference.mean):.1f}" + (
-        "" if difference.half is None else f" ± {100 * difference.half:.1f}"
-    )
+    return f"{sign}{abs(100 * difference.mean):.1f}{_format_half(difference)}"
 
 
-def _steps(row: MethodRow) -> str:
-    more = row.steps_ratio is not None and row.steps_ratio > 1.005
-    return f"{row.steps:,.0f}" + (f" (×{row.steps_ratio:.2g})" if more else "")
+def _format_half(score: Interval) -> str:
+    return "" if score.half is None else f" ± {100 * score.half:.1f}"
 
 
-def loss(mean: float | None) -> str:
-    return MISSING if mean is None else f"{mean:.3g}"
+def _format_steps(row: MethodRow) -> str:
+    ratio = f" (×{row.steps_ratio:.2g})" if row.steps_ratio > NOTABLE_RATIO else ""
+    return f"{row.steps:,.0f}{ratio}"
 
 
-def in_words(clients: Json) -> str:
-    right = clients["accuracy"]["mean"]
-    return (
-        f"a test loss of {loss(mean(clients['test_loss']))}"
-        if right is None
-        else f"an accuracy of {percent(right)} %"
-    )
-
-
-COLUMNS = [
-    Column(
-        "seeds",
-        "independent repetitions",
-        lambda row: str(len(row.seeds)),
-        lambda row: len(row.seeds),
-    ),
-    Column(
-        "accuracy %",
-        "test accuracy: mean over clients, then over seeds, ± its 95 % interval (Student's t over seeds)",
-        lambda row: with_interval(row.accuracy),
-        lambda row: row.accuracy.mean,
-        max,
-    ),
-    Column(
-        "against fedspd",
-        "difference in accuracy to FedSPD in percentage points, paired by seed, ± its 95 % interval",
-        lambda row: signed(row.difference),
-        lambda row: row.difference.mean if row.difference else None,
-    ),
-    Column(
-        "spread",
-        "standard deviation of the accuracy over clients",
-        lambda row: percent(row.spread),
-        lambda row: row.spread,
-        min,
-        in_terminal=False,
-    ),
-    Column(
-        "worst tenth",
-        "mean accuracy of the worst tenth of the clients",
-        lambda row: percent(row.worst),
-        lambda row: row.worst,
-        max,
-    ),
-    Column(
-        "before final",
-        "accuracy before the final phase",
-        lambda row: with_interval(row.before),
-        lambda row: row.before.mean,
-        max,
-        in_terminal=False,
-    ),
-    Column(
-        "test loss",
-        "mean over clients, then over seeds",
-        lambda row: loss(row.test_loss.mean),
-        lambda row: row.test_loss.mean,
-        min,
-        in_terminal=False,
-    ),
-    Column(
-        "purity",
-        "share of the examples in the cluster that stands for their true distribution; with two distributions 0.5 is chance",
-        lambda row: MISSING if row.purity is None else f"{row.purity:.2f}",
-        lambda row: row.purity,
-        max,
-        in_terminal=False,
-    ),
-    Column(
-        "newcomers",
-        "accuracy of the clients that took no part in training and joined after it",
-        lambda row: with_interval(row.newcomers),
-        lambda row: row.newcomers.mean,
-        max,
-    ),
-    Column(
-        "newcomers' loss",
-        "test loss of the clients that joined after training",
-        lambda row: loss(row.newcomers_loss.mean),
-        lambda row: row.newcomers_loss.mean,
-        min,
-        in_terminal=False,
-    ),
-    Column(
-        "MB multicast",
-        "megabytes sent if one sending reaches all neighbours",
-        lambda row: megabytes(row.multicast),
-        lambda row: row.multicast,
-        min,
-        in_terminal=False,
-    ),
-    Column(
-        "MB one-to-one",
-        "megabytes sent if every neighbour gets its own copy",
-        lambda row: megabytes(row.point_to_point),
-        lambda row: row.point_to_point,
-        min,
-    ),
-    Column(
-        "models",
-        "models sent, one-to-one",
-        lambda row: f"{row.models:,.0f}",
-        lambda row: row.models,
-        min,
-        in_terminal=False,
-    ),
-    Column(
-        "steps",
-        "gradient steps of all clients; × FedAvg's, where there are more",
-        _steps,
-        lambda row: row.steps,
-        min,
-    ),
-    Column(
-        "s",
-        "seconds of all rounds and the final phase, tests not counted; runs side by side slow each other down",
-        lambda row: f"{row.seconds:,.1f}",
-        lambda row: row.seconds,
-        min,
-    ),
-]
-
-
-def columns(comparison: Comparison) -> list[Column]:
-    """Those in which there is something to see."""
-    return [
-        column
-        for column in COLUMNS
-        if any(column.number(row) is not None for row in comparison.rows)
+def comparison_columns(comparison: Comparison) -> list[Column]:
+    """Return the columns in which at least one row has a value."""
+    reference = comparison.reference
+    columns = [
+        Column(
+            "seeds",
+            "independent repetitions",
+            lambda row: str(len(row.seeds)),
+            lambda row: len(row.seeds),
+        ),
+        Column(
+            "accuracy (%)",
+            "test accuracy: mean over clients, then over seeds, ± its 95 % confidence interval "
+            "(Student's t over seeds)",
+            lambda row: format_interval(row.accuracy),
+            lambda row: row.accuracy.mean,
+            max,
+        ),
+        Column(
+            f"vs {reference} (pp)",
+            f"difference in accuracy to {reference} in percentage points, paired by seed, "
+            "± its 95 % confidence interval",
+            lambda row: format_difference(row.difference),
+            lambda row: row.difference.mean if row.difference else None,
+            is_difference=True,
+        ),
+        Column(
+            "spread (pp)",
+            "standard deviation of the accuracy over clients",
+            lambda row: format_percent(row.spread),
+            lambda row: row.spread,
+            min,
+            is_brief=False,
+        ),
+        Column(
+            "worst 10 %",
+            "mean accuracy of the worst 10 % of the clients, in per cent",
+            lambda row: format_percent(row.worst),
+            lambda row: row.worst,
+            max,
+        ),
+        Column(
+            "before final (%)",
+            "accuracy before the final phase",
+            lambda row: format_interval(row.before),
+            lambda row: row.before.mean,
+            max,
+            is_brief=False,
+        ),
+        Column(
+            "test loss",
+            "mean over clients, then over seeds",
+            lambda row: format_loss(row.test_loss.mean),
+            lambda row: row.test_loss.mean,
+            min,
+            is_brief=False,
+        ),
+        Column(
+            "purity",
+            "share of the examples whose cluster stands for their true distribution; "
+            "with two distributions 0.5 is chance",
+            lambda row: MISSING if row.purity is None else f"{row.purity:.2f}",
+            lambda row: row.purity,
+            max,
+            is_brief=False,
+        ),
+        Column(
+            "newcomers (%)",
+            "accuracy of the clients that joined after training",
+            lambda row: format_interval(row.newcomers),
+            lambda row: row.newcomers.mean,
+            max,
+        ),
+        Column(
+            "newcomers' loss",
+            "test loss of the clients that joined after training",
+            lambda row: format_loss(row.newcomers_loss.mean),
+            lambda row: row.newcomers_loss.mean,
+            min,
+            is_brief=False,
+        ),
+        Column(
+            "MB multicast",
+            "megabytes sent if one transmission reaches all neighbours",
+            lambda row: format_megabytes(row.multicast),
+            lambda row: row.multicast,
+            min,
+            is_brief=False,
+        ),
+        Column(
+            "MB p2p",
+            "megabytes sent point-to-point: one copy for each neighbour",
+            lambda row: format_megabytes(row.point_to_point),
+            lambda row: row.point_to_point,
+            min,
+        ),
+        Column(
+            "models",
+            "models sent point-to-point",
+            lambda row: f"{row.models:,.0f}",
+            lambda row: row.models,
+            min,
+            is_brief=False,
+        ),
+        Column(
+            "steps",
+            "gradient steps of all clients; × is their ratio to one local update by every client "
+            "in every round, if there are more",
+            _format_steps,
+            lambda row: row.steps,
+            min,
+        ),
+        Column(
+            "time (s)",
+            "seconds of all rounds and the final phase, without evaluation; "
+            "parallel runs slow each other down",
+            lambda row: f"{row.seconds:,.1f}",
+            lambda row: row.seconds,
+            min,
+        ),
     ]
+    rows = comparison.rows
+    return [column for column in columns if any(column.number(row) is not None for row in rows)]
 
 
-def marked(comparison: Comparison, row: MethodRow, column: Column) -> bool:
-    """Whether it is the best of all that stand at the same point, whatever their own options; where all are alike, none is."""
-    if column.best is None:
+def is_best(comparison: Comparison, row: MethodRow, column: Column) -> bool:
+    """Return whether the row is the best at its shared point; if all are equal, none is."""
+    own = column.number(row)
+    if column.best is None or own is None:
         return False
-    peers = [
-        column.number(other)
-        for other in comparison.rows
-        if canonical(other.shared_point) == canonical(row.shared_point)
-    ]
-    known, own = [number for number in peers if number is not None], column.number(row)
-    return own is not None and not alike(min(known), max(known)) and alike(own, column.best(known))
+    point = canonical_json(row.shared_point)
+    rows = [other for other in comparison.rows if canonical_json(other.shared_point) == point]
+    known = [number for other in rows if (number := column.number(other)) is not None]
+    return not is_equal(min(known), max(known)) and is_equal(own, column.best(known))
 
 
-def alike(one: float, other: float) -> bool:
-    """Records have nine digits: sums of the same numbers in another order may differ in the last one."""
+def is_equal(one: float, other: float) -> bool:
+    """Return whether two numbers agree up to the order of their sums: records have nine digits."""
     return math.isclose(one, other, rel_tol=1e-7, abs_tol=1e-9)
 
 
-def places(comparison: Comparison, row: MethodRow) -> list[str]:
+def point_cells(comparison: Comparison, row: MethodRow) -> list[str]:
+    """Return the row's value on each axis."""
     return [str(row.point.get(axis, MISSING)) for axis in comparison.axes]
 
 
-def terminal(comparison: Comparison, fits: Callable[[Table], bool]) -> Table:
-    """As many columns as fit, but the accuracy at least, or the loss of a regression; the report has all of them."""
-    score = "accuracy" if any(row.accuracy.mean is not None for row in comparison.rows) else "loss"
-    kept = [
-        column
-        for column in columns(comparison)
-        if column.in_terminal or column.title in (f"test {score}", f"newcomers' {score}")
-    ]
-    tables = (_terminal(comparison, kept[:count], score) for count in range(len(kept), 1, -1))
-    return next((table for table in tables if fits(table)), _terminal(comparison, kept[:2], score))
-
-
-def _terminal(comparison: Comparison, kept: list[Column], score: str) -> Table:
-    shown = Table(
-        title=f"Test {score}, and what it cost",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-    )
-    for title in [*comparison.axes, "method"]:
-        shown.add_column(title.rpartition(".")[2], no_wrap=True)
-    for column in kept:
-        shown.add_column(column.title, justify="right", no_wrap=True)
+def to_markdown(comparison: Comparison) -> str:
+    """Return the table with the best values in bold, the meaning of its columns and all remarks."""
+    columns = comparison_columns(comparison)
+    head = [*comparison.axes, "method", *(column.title for column in columns)]
+    alignment = ["---"] * (len(comparison.axes) + 1) + ["---:"] * len(columns)
+    rows = [head, alignment]
     for row in comparison.rows:
-        cells = [
-            f"[bold]{c.text(row)}[/]" if marked(comparison, row, c) else c.text(row) for c in kept
-        ]
-        shown.add_row(*map(escape, [*places(comparison, row), row.method]), *cells)
-    return shown
-
-
-def markdown(comparison: Comparison) -> str:
-    kept = columns(comparison)
-    head = [*comparison.axes, "method", *(column.title for column in kept)]
-    left = len(comparison.axes) + 1
-    rows = [head, ["---"] * left + ["---:"] * len(kept)]
-    for row in comparison.rows:
-        cells = [f"**{c.text(row)}**" if marked(comparison, row, c) else c.text(row) for c in kept]
-        rows.append([*places(comparison, row), row.method, *cells])
+        cells = [_markdown_cell(comparison, row, column) for column in columns]
+        rows.append([*point_cells(comparison, row), row.method, *cells])
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows]
-    legend = [f"- {column.title}: {column.meaning}" for column in kept]
-    return "\n".join(["# Comparison", "", *table, "", *legend, *_remarks(comparison)]) + "\n"
+    legend = [f"- {column.title}: {column.meaning}" for column in columns]
+    return "\n".join(["# Comparison", "", *table, "", *legend, *_list_remarks(comparison)]) + "\n"
 
 
-def _remarks(comparison: Comparison) -> list[str]:
+def _markdown_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
+    text = column.text(row)
+    return f"**{text}**" if is_best(comparison, row, column) else text
+
+
+def _list_remarks(comparison: Comparison) -> list[str]:
     remarks = [*comparison.notes, *comparison.alarms]
     return ["", "## Remarks", "", *(f"- {remark}" for remark in remarks)] if remarks else []
 
 
-def as_csv(comparison: Comparison) -> str:
-    """One row per run."""
+def to_csv(comparison: Comparison) -> str:
+    """Return one row per run."""
     text = io.StringIO()
-    rows = [_numbers(run, comparison.axes) for run in comparison.runs]
+    rows = [_csv_row(run, comparison.axes) for run in comparison.runs]
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _numbers(run: Run, axes: list[str]) -> dict[str, Any]:
-    result, joined = run.result, run.result.get("newcomers")
+def _csv_row(run: Run, axes: list[str]) -> dict[str, Any]:
+    result, newcomers = run.result, run.result.get("newcomers")
     return {
         "method": run.method,
         "seed": run.seed,
@@ -285,8 +258,8 @@ def _numbers(run: Run, axes: list[str]) -> dict[str, Any]:
         "lowest": result["accuracy"]["lowest"],
         "accuracy_before_final_phase": result["accuracy_before_final_phase"]["mean"],
         "test_loss": mean(result["clients"]["test_loss"]),
-        "newcomers": joined["accuracy"]["mean"] if joined else None,
-        "newcomers_test_loss": mean(joined["test_loss"]) if joined else None,
+        "newcomers": newcomers["accuracy"]["mean"] if newcomers else None,
+        "newcomers_test_loss": mean(newcomers["test_loss"]) if newcomers else None,
         "purity": result["purity"],
         "bytes_multicast": result["bytes"]["multicast"],
         "bytes_point_to_point": result["bytes"]["point_to_point"],

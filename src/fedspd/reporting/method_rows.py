@@ -1,0 +1,172 @@
+"""Summarise the runs of a comparison: one row for each method at each point, over all seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedspd.reporting.points import (
+    canonical_json,
+    distinct_points,
+    format_label,
+    format_point,
+    share_point,
+)
+from fedspd.reporting.runs import Run
+from fedspd.reporting.statistics import Interval, confidence_interval, mean, paired_difference
+from fedspd.storage.atomic import Json
+
+Line = list[tuple[Any, Interval]]  # values of an axis, each with its accuracy
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy and point-to-point bytes by round, over the rounds that every seed evaluated."""
+
+    rounds: list[int]
+    accuracy: list[Interval]
+    bytes: list[float]
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method at one point; counts, bytes and seconds are means over its seeds."""
+
+    method: str
+    point: Json
+    seeds: list[int]
+    accuracy: Interval
+    difference: Interval | None  # in accuracy to the reference method, paired by seed
+    spread: float | None  # standard deviation of the accuracy over clients
+    worst: float | None  # mean accuracy of the worst 10 % of the clients
+    before: Interval  # accuracy before the final phase
+    test_loss: Interval
+    purity: float | None  # of the clusters, if the method assigns examples to clusters
+    newcomers: Interval  # accuracy of clients that joined after training
+    newcomers_loss: Interval
+    multicast: float  # bytes
+    point_to_point: float  # bytes
+    models: float
+    steps: float
+    steps_ratio: float  # to one local update by every client in every round
+    seconds: float
+    curve: Curve
+    clients: list[list[float | None]]  # accuracy by seed and client
+
+    @property
+    def label(self) -> str:
+        return format_label(self.method, self.point)
+
+    @property
+    def shared_point(self) -> Json:
+        return share_point(self.method, self.point)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparable runs, and one row for each method at each point."""
+
+    runs: list[Run]
+    rows: list[MethodRow]
+    reference: str  # the method that all others are compared with
+    axes: list[str]  # the keys of the points
+    notes: list[str]  # which runs are left out, and why
+
+    @property
+    def shared_points(self) -> list[Json]:
+        """The points at which methods are compared."""
+        return distinct_points(row.shared_point for row in self.rows)
+
+    @property
+    def example(self) -> Run:
+        """The run whose graph is shown: the reference's first, else the first with mixtures."""
+        return min(self.runs, key=self._example_rank)
+
+    def _example_rank(self, run: Run) -> tuple[bool, bool]:
+        return run.method != self.reference, run.result["clients"]["mixture"] is None
+
+    @property
+    def alarms(self) -> list[str]:
+        return [f"{run.label}: {alarm}" for run in self.runs for alarm in run.result["alarms"]]
+
+
+def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ()) -> Comparison:
+    """Summarise comparable runs, with each method's difference to the reference method."""
+    points = distinct_points(run.point for run in runs)
+    order = {canonical_json(point): index for index, point in enumerate(points)}
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: order[canonical_json(run.point)]):
+        groups.setdefault((run.method, canonical_json(run.point)), []).append(run)
+    rows = []
+    for (method, _), group in groups.items():
+        # The reference has no row here if it runs with several values of its own options.
+        opponents = groups.get((reference, canonical_json(group[0].shared_point)))
+        rows.append(_summarise(group, None if method == reference else opponents))
+    axes = list(dict.fromkeys(key for point in points for key in point))
+    return Comparison(list(runs), rows, reference, axes, list(notes))
+
+
+def _summarise(runs: list[Run], opponents: list[Run] | None) -> MethodRow:
+    results = [run.result for run in runs]
+    newcomers = [result["newcomers"] for result in results if result.get("newcomers")]
+    difference = paired_difference(_by_seed(runs), _by_seed(opponents)) if opponents else None
+    steps = _average([result["steps"] for result in results])
+    return MethodRow(
+        method=runs[0].method,
+        point=runs[0].point,
+        seeds=[run.seed for run in runs],
+        accuracy=confidence_interval([result["accuracy"]["mean"] for result in results]),
+        difference=difference,
+        spread=mean([result["accuracy"]["std"] for result in results]),
+        worst=mean([result["accuracy"]["worst"] for result in results]),
+        before=confidence_interval(
+            [result["accuracy_before_final_phase"]["mean"] for result in results]
+        ),
+        test_loss=confidence_interval([mean(result["clients"]["test_loss"]) for result in results]),
+        purity=mean([result["purity"] for result in results]),
+        newcomers=confidence_interval([joined["accuracy"]["mean"] for joined in newcomers]),
+        newcomers_loss=confidence_interval([mean(joined["test_loss"]) for joined in newcomers]),
+        multicast=_average([result["bytes"]["multicast"] for result in results]),
+        point_to_point=_average([result["bytes"]["point_to_point"] for result in results]),
+        models=_average([result["models_sent"] for result in results]),
+        steps=steps,
+        steps_ratio=steps / _average([run.local_update_steps for run in runs]),
+        seconds=_average([result["seconds"] for result in results]),
+        curve=_average_curve(runs),
+        clients=[result["clients"]["accuracy"] for result in results],
+    )
+
+
+def _by_seed(runs: list[Run]) -> dict[int, float | None]:
+    return {run.seed: run.result["accuracy"]["mean"] for run in runs}
+
+
+def _average(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _average_curve(runs: list[Run]) -> Curve:
+    histories = [{scores.round: scores for scores in run.history} for run in runs]
+    rounds = [round for round in histories[0] if all(round in history for history in histories)]
+    by_round = [[history[round] for history in histories] for round in rounds]
+    return Curve(
+        rounds,
+        [confidence_interval([scores.accuracy for scores in seeds]) for seeds in by_round],
+        [_average([scores.bytes for scores in seeds]) for seeds in by_round],
+    )
+
+
+def accuracy_along(comparison: Comparison, axis: str) -> dict[str, dict[str, Line]]:
+    """Return the accuracy by value of this axis: panel -> label -> line.
+
+    The shared point on the other axes is the panel; the method and its own options are the label.
+    """
+    panels: dict[str, dict[str, Line]] = {}
+    for row in comparison.rows:
+        if axis in row.point:
+            rest = {key: value for key, value in row.point.items() if key != axis}
+            shared = share_point(row.method, rest)
+            own = {key: value for key, value in rest.items() if key not in shared}
+            panel = panels.setdefault(format_point(shared), {})
+            line = panel.setdefault(format_label(row.method, own), [])
+            line.append((row.point[axis], row.accuracy))
+    return panels

@@ -1,0 +1,193 @@
+"""Choose and draw the figures of single runs and of comparisons from their records."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedspd.core.metrics import relabelling
+from fedspd.reporting import figures
+from fedspd.reporting.method_rows import Comparison, Line, MethodRow, accuracy_along
+from fedspd.reporting.points import canonical_json, format_label, format_point
+from fedspd.reporting.statistics import Interval
+from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
+
+Figures = dict[str, Figure]  # by file name
+CURVES_AT_MOST = 8  # in one figure
+
+
+def save_figures(drawn: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Save each figure as PNG and PDF, and return their paths."""
+    return [path for name, figure in drawn.items() for path in figures.save(figure, folder, name)]
+
+
+# ---- single runs
+
+
+def write_figures(runs: list[Path], folder: Path) -> list[Path]:
+    """Draw the accuracy of all runs, and the graph and the mixtures of the first one."""
+    records = [RunFolder.open(run) for run in runs]
+    accuracy = _draw_accuracy({_read_method(record): record for record in records})
+    return save_figures(accuracy | _draw_network_and_mixtures(records[0]), folder)
+
+
+def _read_method(record: RunFolder) -> str:
+    return str(record.read("run.json")["config"]["method"])
+
+
+def _draw_accuracy(records: dict[str, RunFolder]) -> Figures:
+    """Draw accuracy by round and client, if the task is a classification."""
+    results = {method: record.read("result.json") for method, record in records.items()}
+    clients = {method: result["clients"]["accuracy"] for method, result in results.items()}
+    clients = {method: scores for method, scores in clients.items() if None not in scores}
+    if not clients:
+        return {}
+    curves = {method: _read_curve(records[method]) for method in clients}
+    final = {method: results[method]["accuracy"] for method in clients}
+    return {
+        "accuracy-by-round": figures.draw_accuracy_by_round(
+            {method: curve for method, curve in curves.items() if curve[0]},
+            {method: (score["mean"], score["std"]) for method, score in final.items()},
+            figures.OVER_CLIENTS,
+        ),
+        "clients": figures.draw_client_boxes(clients),
+    }
+
+
+def _read_curve(record: RunFolder) -> figures.Curve:
+    """Return the evaluated rounds with mean and standard deviation over clients."""
+    rounds, means, deviations = [], [], []
+    for event in record.events():
+        if event["event"] == "round" and None not in event.get("accuracy", [None]):
+            rounds.append(event["round"])
+            means.append(float(np.mean(event["accuracy"])))
+            deviations.append(float(np.std(event["accuracy"])))
+    return rounds, means, deviations
+
+
+def _draw_network_and_mixtures(record: RunFolder) -> Figures:
+    drawn = {"network": _draw_network(record)}
+    rounds = [event for event in record.events() if event["event"] == "round"]
+    rounds = [event for event in rounds if "mixture" in event]
+    if rounds:
+        drawn["mixtures-by-round"] = figures.draw_mixtures_by_round(
+            [event["round"] for event in rounds], [event["mixture"] for event in rounds]
+        )
+    return drawn
+
+
+def _draw_network(record: RunFolder) -> Figure:
+    edges = [(i, j) for i, j in record.read("topology.json")["list"]]
+    clients = record.read("result.json")["clients"]
+    count, mixtures = len(clients["accuracy"]), clients["mixture"]
+    truth = true_mixtures(record)[:count] if mixtures else None  # newcomers are not in the graph
+    return figures.draw_network(edges, mixtures, count, truth)
+
+
+def true_mixtures(record: RunFolder) -> list[list[float]]:
+    """Return each client's true shares, in the order of the clusters that stand for them."""
+    clients = record.read("partition.json")["clients"]
+    count_ND = np.array([client["train"]["counts"] for client in clients], dtype=float)
+    share_ND = count_ND / count_ND.sum(1, keepdims=True)
+    N, D = share_ND.shape
+    *_, last = record.events()
+    match = relabelling(np.array(last["table"])) if "table" in last else np.arange(D)
+    order = [*match, *(d for d in range(D) if d not in match)]
+    # A cluster that stands for no distribution is matched with the last column.
+    padded = np.hstack([share_ND, np.zeros((N, 1))])
+    return [[float(share) for share in shares] for shares in padded[:, order]]
+
+
+# ---- comparisons
+
+
+def draw_comparison(comparison: Comparison) -> Figures:
+    """Draw accuracy along each axis, the curves if they are few, and one run's graph."""
+    drawn: Figures = {}
+    for axis in comparison.axes:
+        panels = _drawable_panels(accuracy_along(comparison, axis))
+        if any(len(line) > 1 for panel in panels.values() for line in panel.values()):
+            drawn[f"accuracy-by-{axis}"] = figures.draw_accuracy_by_value(axis, panels)
+    if _has_few_curves(comparison):
+        only, *others = comparison.shared_points
+        rows = _rows_at(comparison, only)
+        drawn |= _draw_curves({row.label: row for row in comparison.rows} if others else rows)
+    return drawn | _draw_network_and_mixtures(RunFolder(comparison.example.folder))
+
+
+def draw_points(comparison: Comparison) -> dict[str, Figures]:
+    """Draw the curves of each shared point, if they are too many for one figure."""
+    if _has_few_curves(comparison):
+        return {}
+    return {
+        format_point(point): _draw_curves(_rows_at(comparison, point))
+        for point in comparison.shared_points
+    }
+
+
+def _has_few_curves(comparison: Comparison) -> bool:
+    return len(comparison.rows) <= CURVES_AT_MOST or len(comparison.shared_points) == 1
+
+
+def _rows_at(comparison: Comparison, point: Json) -> dict[str, MethodRow]:
+    """Return the rows at this shared point, labelled with their methods' own options."""
+    rows = {}
+    for row in comparison.rows:
+        if canonical_json(row.shared_point) == canonical_json(point):
+            own = {key: value for key, value in row.point.items() if key not in point}
+            rows[format_label(row.method, own)] = row
+    return rows
+
+
+def _drawable_panels(panels: dict[str, dict[str, Line]]) -> dict[str, dict[str, figures.Line]]:
+    """Return the panels without unknown accuracies, and without what is empty then."""
+    drawable: dict[str, dict[str, figures.Line]] = {}
+    for title, lines in panels.items():
+        for label, line in lines.items():
+            known = [
+                (_tick(value), s.mean, s.half or 0.0) for value, s in line if s.mean is not None
+            ]
+            if known:
+                drawable.setdefault(title, {})[label] = known
+    return drawable
+
+
+def _tick(value: Any) -> float | str:
+    """Return the value as a label: an option of a user's own method may be a list."""
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _draw_curves(rows: dict[str, MethodRow]) -> Figures:
+    """Draw accuracy by round, by bytes and by client."""
+    shown = {
+        label: row
+        for label, row in rows.items()
+        if row.curve.rounds and row.accuracy.mean is not None
+    }
+    if not shown:
+        return {}
+    bands = {label: _band(row.curve.accuracy) for label, row in shown.items()}
+    by_round = {label: (row.curve.rounds, *bands[label]) for label, row in shown.items()}
+    by_bytes = {label: (row.curve.bytes, *bands[label]) for label, row in shown.items()}
+    final = {
+        label: (row.accuracy.mean or 0.0, row.accuracy.half or 0.0) for label, row in shown.items()
+    }
+    clients = {
+        label: [score for scores in row.clients for score in scores if score is not None]
+        for label, row in shown.items()
+    }
+    return {
+        "accuracy-by-round": figures.draw_accuracy_by_round(by_round, final),
+        "accuracy-by-bytes": figures.draw_accuracy_by_bytes(by_bytes),
+        "clients": figures.draw_client_boxes(clients),
+    }
+
+
+def _band(scores: list[Interval]) -> tuple[list[float], list[float] | None]:
+    """Return means and half-widths, these only if one is known."""
+    means = [np.nan if score.mean is None else score.mean for score in scores]
+    is_known = any(score.half is not None for score in scores)
+    return means, [score.half or 0.0 for score in scores] if is_known else None

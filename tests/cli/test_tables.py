@@ -1,0 +1,108 @@
+"""The tables of runs and comparisons on a terminal."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedspd.cli.tables import comparison_table, describe_newcomers, summary_table
+from fedspd.reporting.method_rows import Comparison, Curve, MethodRow
+from fedspd.reporting.statistics import Interval
+
+SUMMARY = {
+    "accuracy": {"mean": 0.925, "std": 0.066, "worst": 0.821},
+    "accuracy_before_final_phase": {"mean": 0.9},
+    "clients": {"test_loss": [0.1, 0.3]},
+    "models_sent": 3348,
+    "bytes": {"multicast": 21_500_000, "point_to_point": 64_500_000},
+    "seconds": 6.04,
+}
+
+
+def heads(table):
+    return [column.header for column in table.columns]
+
+
+def cells(table):
+    return [list(column.cells) for column in table.columns]
+
+
+@pytest.fixture
+def comparison():
+    unknown = Interval(None, None)
+    row = MethodRow(
+        method="fedspd",
+        point={"topology.degree": 4},
+        seeds=[0],
+        accuracy=Interval(0.925, None),
+        difference=None,
+        spread=0.066,
+        worst=0.821,
+        before=unknown,
+        test_loss=unknown,
+        purity=None,
+        newcomers=unknown,
+        newcomers_loss=unknown,
+        multicast=21_500_000,
+        point_to_point=64_500_000,
+        models=3348,
+        steps=100,
+        steps_ratio=1.0,
+        seconds=6.04,
+        curve=Curve([], [], []),
+        clients=[],
+    )
+    return Comparison([SimpleNamespace()], [row], "fedspd", ["topology.degree"], [])
+
+
+def test_summary_table_shows_accuracy_and_cost():
+    table = summary_table({"fedspd": SUMMARY})
+    assert table.title == "Test accuracy across clients (%) and communication cost"
+    assert dict(zip(heads(table), cells(table), strict=True)) == {
+        "method": ["fedspd"],
+        "mean": ["92.5"],
+        "spread": ["6.6"],
+        "worst 10 %": ["82.1"],
+        "before final": ["90.0"],
+        "models": ["3,348"],
+        "MB multicast": ["21.5"],
+        "MB p2p": ["64.5"],
+        "time (s)": ["6.0"],
+    }
+
+
+def test_summary_table_shows_the_loss_of_a_regression():
+    table = summary_table({"local": SUMMARY | {"accuracy": {"mean": None}}})
+    assert table.title == "Test loss across clients and communication cost"
+    assert heads(table)[:3] == ["method", "mean", "models"]
+    assert cells(table)[1] == ["0.2"]
+
+
+def test_newcomers_are_described_by_accuracy_or_else_by_loss():
+    newcomers = {"accuracy": {"mean": 0.5}, "test_loss": [1.0, 2.0]}
+    assert describe_newcomers(newcomers) == "newcomers have an accuracy of 50.0 % on average"
+    newcomers["accuracy"]["mean"] = None
+    assert describe_newcomers(newcomers) == "newcomers have a test loss of 1.5 on average"
+
+
+def test_comparison_table_shows_axes_and_units(comparison):
+    table = comparison_table(comparison, lambda table: True)
+    assert table.title == "Test accuracy and cost"
+    assert dict(zip(heads(table), cells(table), strict=True)) == {
+        "degree": ["4"],
+        "method": ["fedspd"],
+        "seeds": ["1"],
+        "accuracy (%)": ["92.5"],
+        "worst 10 %": ["82.1"],
+        "MB p2p": ["64.5"],
+        "steps": ["100"],
+        "time (s)": ["6.0"],
+    }
+
+
+@pytest.mark.parametrize(("most", "shown"), [(8, 8), (6, 6), (0, 4)])
+def test_comparison_table_drops_columns_that_do_not_fit_but_not_the_accuracy(
+    comparison, most, shown
+):
+    table = comparison_table(comparison, lambda table: len(table.columns) <= most)
+    assert len(table.columns) == shown
+    assert heads(table)[:4] == ["degree", "method", "seeds", "accuracy (%)"]

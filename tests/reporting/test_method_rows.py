@@ -1,0 +1,115 @@
+"""The statistics of methods, and their differences to the reference."""
+
+import pytest
+
+from fedspd.reporting.method_rows import accuracy_along, compare_runs
+from fedspd.reporting.runs import read_runs
+from fedspd.reporting.statistics import Interval
+
+HALF = 4.302653 / 3**0.5  # of the interval of three numbers whose standard deviation is 1
+
+
+def test_row_has_the_means_over_seeds(three_seeds, compare):
+    rows = compare(*three_seeds).rows
+    assert [row.method for row in rows] == ["fedspd", "fedavg", "fedem"]
+    fedavg = rows[1]
+    assert fedavg.seeds == [0, 1, 2]
+    assert fedavg.accuracy == Interval(pytest.approx(0.7), pytest.approx(0.1 * HALF))
+    assert fedavg.before.mean == pytest.approx(0.6)
+    assert (fedavg.spread, fedavg.worst) == (pytest.approx(0.1), pytest.approx(0.6))
+    assert (fedavg.multicast, fedavg.point_to_point) == (1000, 2000)
+    assert (fedavg.models, fedavg.seconds, fedavg.test_loss.mean) == (12, 1.5, 1.5)
+
+
+def test_row_has_the_paired_difference_to_the_reference(three_seeds, compare):
+    fedspd, fedavg, fedem = compare(*three_seeds).rows
+    assert fedspd.difference is None
+    assert fedavg.difference == Interval(pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
+    assert fedem.difference == Interval(pytest.approx(-0.75), pytest.approx(0.1 * HALF))
+
+
+def test_any_method_can_be_the_reference(three_seeds):
+    runs, _ = read_runs(three_seeds)
+    fedspd, fedavg, _ = compare_runs(runs, "fedavg").rows
+    assert fedspd.difference == Interval(pytest.approx(0.1), pytest.approx(0, abs=1e-9))
+    assert fedavg.difference is None
+    assert compare_runs(runs, "fedavg").example.method == "fedavg"
+
+
+def test_a_reference_that_did_not_run_gives_no_differences(three_seeds):
+    runs, _ = read_runs(three_seeds)
+    assert [row.difference for row in compare_runs(runs, "local").rows] == [None, None, None]
+
+
+def test_row_has_the_ratio_of_its_steps_to_local_updates(three_seeds, compare):
+    """One local update by every client in every round takes 80 steps."""
+    assert [row.steps_ratio for row in compare(*three_seeds).rows] == [1.25, 1, 2]
+
+
+def test_curve_averages_seeds_and_adds_up_bytes(three_seeds, compare):
+    curve = compare(*three_seeds).rows[1].curve
+    assert curve.rounds == [1, 2]
+    assert curve.accuracy == [Interval(pytest.approx(0.6), pytest.approx(0.1 * HALF))] * 2
+    assert curve.bytes == [1000, 2000]
+
+
+def test_one_seed_has_no_interval(write_run, compare):
+    (row,) = compare(write_run("a")).rows
+    assert row.accuracy == Interval(pytest.approx(0.6), None)
+
+
+def test_difference_ignores_the_other_methods_own_options(write_run, compare):
+    """FedAvg with and without fine-tuning: both have a difference to FedSPD."""
+    tuned = [
+        write_run(f"f{k}", "fedavg", scores=(0.4 + k,) * 2, config={"fedavg": {"finetune": k}})
+        for k in (0, 0.1)
+    ]
+    rows = compare(write_run("fedspd", scores=(0.6, 0.6)), *tuned).rows
+    assert [row.label for row in rows] == [
+        "fedspd",
+        "fedavg, fedavg.finetune=0",
+        "fedavg, fedavg.finetune=0.1",
+    ]
+    differences = [row.difference and round(row.difference.mean, 9) for row in rows]
+    assert differences == [None, -0.2, -0.1]
+
+
+def test_difference_needs_the_same_graph(write_run, compare):
+    sparse = {"kind": "ring", "degree": 2, "weights": "metropolis"}
+    comparison = compare(
+        write_run("usual"), write_run("sparse", "fedavg", config={"topology": sparse})
+    )
+    assert [row.difference for row in comparison.rows] == [None, None]
+    assert comparison.axes == ["topology.degree", "topology.weights"]
+
+
+def test_difference_is_taken_at_the_same_point(write_sweep, compare):
+    rows = compare(write_sweep("clusters", [2, 4])).rows
+    assert [row.difference.mean for row in rows if row.method == "local"] == [0, 0]
+
+
+# ---- accuracy along an axis
+
+
+def test_accuracy_along_a_swept_axis_is_a_line_per_method(write_sweep, compare):
+    comparison = compare(write_sweep("data.alpha", [1, 5], options=True))
+    (panel,) = accuracy_along(comparison, "data.alpha").values()
+    lines = {label: [(x, score.mean) for x, score in line] for label, line in panel.items()}
+    assert lines == {"fedspd": [(1, 0.1), (5, 0.5)], "local": [(1, 0.1), (5, 0.5)]}
+
+
+def test_accuracy_along_an_axis_has_a_panel_per_point_of_the_others(write_run, compare):
+    """A method's own options are lines, not panels."""
+    folders = []
+    for degree in (2, 4):
+        for clusters in (1, 3):
+            config = {"topology": {"kind": "er", "degree": degree}, "clusters": clusters}
+            folders.append(write_run(f"s{degree}{clusters}", config=config))
+            for k in (0, 5):
+                tuned = config | {"fedavg": {"finetune": k}}
+                folders.append(write_run(f"a{degree}{clusters}{k}", "fedavg", config=tuned))
+    panels = accuracy_along(compare(*folders), "topology.degree")
+    assert list(panels) == ["clusters=1", "clusters=3"]
+    for panel in panels.values():
+        assert list(panel) == ["fedspd", "fedavg, fedavg.finetune=0", "fedavg, fedavg.finetune=5"]
+        assert [value for value, _ in panel["fedspd"]] == [2, 4]

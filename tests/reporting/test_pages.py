@@ -1,0 +1,141 @@
+"""The files of a report."""
+
+import csv
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from fedspd.reporting.pages import write_report
+from fedspd.storage.run_folder import RunFolder
+
+
+class Page(HTMLParser):
+    """The tags of a page, its text, and the addresses that it refers to."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.links, self.text = [], [], ""
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def test_report_has_four_documents_and_the_figures(three_seeds, out):
+    write_report(three_seeds, out, "fedspd")
+    documents = {"report.html", "report.md", "report.csv", "report.json", "figures"}
+    assert {path.name for path in out.iterdir()} == documents
+    assert {path.stem for path in (out / "figures").iterdir()} == {
+        "accuracy-by-round",
+        "accuracy-by-bytes",
+        "clients",
+        "network",
+        "mixtures-by-round",
+    }
+
+
+def test_page_needs_nothing_but_itself(three_seeds, out):
+    write_report(three_seeds, out, "fedspd")
+    page, text = Page(out / "report.html"), (out / "report.html").read_text()
+    assert len(page.links) == 5
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    assert "script" not in page.tags
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_page_shows_scores_differences_and_the_command(three_seeds, out):
+    write_report(three_seeds, out, "fedspd")
+    page, text = Page(out / "report.html"), (out / "report.html").read_text()
+    assert "70.0 ± 24.8" in page.text
+    assert "fedspd compare x.toml" in page.text
+    assert "<td class=behind>−75.0 ± 24.8</td>" in text
+
+
+def test_page_escapes_the_config(write_run, out):
+    evil = "<script>alert('x')</script>"
+    config = {"data": {"name": evil, "mixture": evil}}
+    folders = [
+        write_run(f"e{lr}", config={"training": {"lr": lr, evil: lr}, **config}) for lr in (1, 2)
+    ]
+    write_report(folders, out, "fedspd")
+    page = Page(out / "report.html")
+    assert "script" not in page.tags
+    assert page.text.count(evil) > 3
+
+
+def test_page_is_the_same_for_the_same_records(write_run, tmp_path):
+    folder = write_run("a")
+    for out in ("one", "two"):
+        write_report([folder], tmp_path / out, "fedspd")
+    one, two = ((tmp_path / out / "report.html").read_bytes() for out in ("one", "two"))
+    assert one == two
+
+
+def test_page_names_all_methods_with_the_highest_accuracy(write_run, out):
+    scores = {"fedspd": 0.5, "fedavg": 0.872222222, "fedem": 0.8722222223333}
+    write_report([write_run(m, m, scores=(s, s)) for m, s in scores.items()], out, "fedspd")
+    assert "Highest accuracy: fedavg and fedem, 87.2 %." in Page(out / "report.html").text
+
+
+def test_csv_has_a_row_per_run_and_json_all_statistics(write_sweep, out):
+    write_report([write_sweep("clusters", [2, 4])], out, "fedspd")
+    with open(out / "report.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["seed"], row["clusters"], row["accuracy"]) for row in rows] == [
+        ("fedspd", "0", "2", "0.2"),
+        ("local", "0", "2", "0.2"),
+        ("fedspd", "0", "4", "0.4"),
+        ("local", "0", "4", "0.4"),
+    ]
+    statistics = json.loads((out / "report.json").read_text())
+    assert (statistics["reference"], statistics["axes"]) == ("fedspd", ["clusters"])
+    assert [row["accuracy"]["mean"] for row in statistics["rows"]] == [0.2, 0.2, 0.4, 0.4]
+    assert (out / "figures" / "accuracy-by-clusters.png").exists()
+
+
+def test_report_takes_the_reference_from_the_comparison_if_there_is_one(
+    write_run, write_points, out
+):
+    folders = [write_run(f"c/{method}", method) for method in ("fedspd", "local")]
+    comparison = write_points("c", {"fedspd": {}, "local": {}}, reference="local")
+    assert write_report([comparison], out, "fedspd").reference == "local"
+    assert write_report(folders, out, "fedspd").reference == "fedspd"
+
+
+def test_large_sweep_has_curves_for_each_point(write_sweep, out):
+    """One figure along the axis, a graph with mixtures, and three figures for each of 5 points."""
+    write_report([write_sweep("clusters", [1, 2, 3, 4, 5])], out, "fedspd")
+    page = Page(out / "report.html")
+    assert len(page.links) == 1 + 2 + 5 * 3
+    assert "clusters=5" in page.text
+
+
+def test_nine_rows_at_one_point_share_one_figure(write_run, out):
+    folders = [write_run(f"f{k}", "fedavg", config={"fedavg": {"finetune": k}}) for k in range(9)]
+    write_report(folders, out, "fedspd")
+    assert (out / "figures" / "accuracy-by-round.png").exists()
+    assert "<summary></summary>" not in (out / "report.html").read_text()
+
+
+def test_regression_is_reported_by_its_loss(write_run, out):
+    folder = write_run("a")
+    result = json.loads((folder / "result.json").read_text())
+    unknown = dict.fromkeys(result["accuracy"])
+    clients = {"accuracy": [None, None], "test_loss": [0.1, 0.3], "mixture": None}
+    scores = {"accuracy": unknown, "accuracy_before_final_phase": unknown, "clients": clients}
+    RunFolder(folder).write("result.json", {**result, **scores})
+    comparison = write_report([folder], out, "fedspd")
+    assert comparison.rows[0].test_loss.mean == pytest.approx(0.2)
+    assert "| 0.2 |" in (out / "report.md").read_text()
+    assert "accuracy (%)" not in (out / "report.md").read_text()

@@ -1,0 +1,66 @@
+"""The columns of a comparison, Markdown and CSV."""
+
+import re
+
+from fedspd.reporting import tables
+from fedspd.reporting.statistics import Interval
+
+
+def find_column(comparison, title):
+    (column,) = [c for c in tables.comparison_columns(comparison) if c.title == title]
+    return column
+
+
+def best_rows(comparison, title):
+    column = find_column(comparison, title)
+    return [row.label for row in comparison.rows if tables.is_best(comparison, row, column)]
+
+
+def test_interval_shows_its_half_width_if_it_is_known():
+    assert tables.format_interval(Interval(0.6, None)) == "60.0"
+    assert tables.format_interval(Interval(0.6, 0.012)) == "60.0 ± 1.2"
+
+
+def test_difference_has_a_sign():
+    assert tables.format_difference(Interval(-0.012, 0.004)) == "−1.2 ± 0.4"
+    assert tables.format_difference(Interval(0.05, None)) == "+5.0"
+    assert tables.format_difference(None) == "–"
+
+
+def test_steps_show_their_ratio_if_they_exceed_local_updates(three_seeds, compare):
+    comparison = compare(*three_seeds)
+    column = find_column(comparison, "steps")
+    assert [column.text(row) for row in comparison.rows] == ["100 (×1.2)", "80", "160 (×2)"]
+
+
+def test_columns_name_the_reference_and_leave_out_what_no_row_has(three_seeds, compare):
+    titles = [column.title for column in tables.comparison_columns(compare(*three_seeds))]
+    assert titles[:3] == ["seeds", "accuracy (%)", "vs fedspd (pp)"]
+    assert "newcomers (%)" not in titles
+
+
+def test_best_is_chosen_among_all_methods_at_a_shared_point(write_run, compare):
+    """All nine rows share one point, whatever their own options are."""
+    scores = {"fedspd": 0.6, "local": 0.55, "ifca": 0.5, "pfedme": 0.3, "fedem": 0.5}
+    folders = [write_run(method, method, scores=(s, s)) for method, s in scores.items()]
+    for k in range(4):
+        config = {"fedavg": {"finetune": k}}
+        folders.append(write_run(f"f{k}", "fedavg", scores=(0.5 + k / 10,) * 2, config=config))
+    assert best_rows(compare(*folders), "accuracy (%)") == ["fedavg, fedavg.finetune=3"]
+
+
+def test_equal_scores_are_all_best_whatever_their_last_digit(write_run, compare):
+    """Sums in another order differ in the last digit."""
+    scores = {"fedspd": 0.5, "fedavg": 0.872222222, "fedem": 0.8722222223333}
+    folders = [write_run(method, method, scores=(s, s)) for method, s in scores.items()]
+    assert best_rows(compare(*folders), "accuracy (%)") == ["fedavg", "fedem"]
+
+
+def test_markdown_marks_the_best_values(three_seeds, compare):
+    lines = tables.to_markdown(compare(*three_seeds)).splitlines()
+    head, _, *body = [re.split(r" *\| *", line)[1:-1] for line in lines if line.startswith("|")]
+    rows = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+    assert rows["fedspd"]["accuracy (%)"] == "**80.0 ± 24.8**"
+    assert rows["fedavg"]["accuracy (%)"] == "70.0 ± 24.8"
+    assert rows["fedavg"]["vs fedspd (pp)"] == "−10.0 ± 0.0"
+    assert rows["fedavg"]["steps"] == "**80**"
