@@ -60,7 +60,7 @@ def _write_documents(folder, method, seed, config, options):
         "options": {"clients": 2, "alpha": 0.4, **(options or {})},
     }
     hash = f"{seed}{json.dumps(data)}"
-    RunFolder(folder).write("run.json", metadata)
+    RunFolder(folder).begin(metadata)
     RunFolder(folder).write(
         "partition.json", {**data, "seed": seed, "clients": CLIENTS, "hash": hash}
     )

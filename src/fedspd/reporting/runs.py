@@ -79,7 +79,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def read_reference(folders: Sequence[Path]) -> str | None:
     """Return the reference method of the first comparison folder, or None if there is none."""
     comparisons = [RunFolder(folder) for folder in folders if is_comparison(folder)]
-    return comparisons[0].read("compare.json").get("reference") if comparisons else None
+    return str(comparisons[0].read("compare.json")["reference"]) if comparisons else None
 
 
 def is_comparison(folder: Path) -> bool:
