@@ -27,7 +27,7 @@ def test_read_runs_counts_many_unfinished_runs_of_a_folder(write_sweep):
 
 
 def test_read_runs_rejects_a_folder_that_is_not_a_run(write_run, tmp_path):
-    with pytest.raises(StorageError, match="is not a run folder"):
+    with pytest.raises(StorageError, match="not a run folder; expected"):
         read_runs([write_run("a"), tmp_path])
 
 
