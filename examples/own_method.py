@@ -53,7 +53,7 @@ class Ditto(Algorithm[State]):
         )
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [learner.outputs(v_P, own) for v_P, own in zip(state.personal_CP, x, strict=True)]
+        return learner.predict(state.personal_CP, x)
 
     def observe(self, state: State) -> Observation:
         return Observation(model_CP=state.personal_CP)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.alignment import first_notes, matched, new_labels
+from fedspd.algorithms.alignment import first_notes, match_labels, new_labels
 from fedspd.algorithms.fedspd import FedSPD, relabelled, shares
 from fedspd.core.exchange import Exchange, Neighbourhood, ReceivedModel
 from fedspd.core.graph import Graph
@@ -37,22 +37,22 @@ def heard(**models: Tensor) -> list[ReceivedModel]:
     ],
 )
 def test_a_center_takes_the_label_of_the_model_that_it_resembles(received, labels):
-    assert matched(torch.stack([EAST, NORTH, WEST]), received).tolist() == labels
+    assert match_labels(torch.stack([EAST, NORTH, WEST]), received).tolist() == labels
 
 
 def test_the_best_assignment_counts_not_the_best_pair():
     """Both received models point most to the first center (0.8 and 0.6 against 0.6 and 0): 0.6 + 0.6 beats 0.8 + 0."""
     received = heard(s0=torch.tensor([0.8, 0.6]), s1=torch.tensor([0.6, -0.8]))
-    assert matched(torch.stack([EAST, NORTH]), received).tolist() == [1, 0]
+    assert match_labels(torch.stack([EAST, NORTH]), received).tolist() == [1, 0]
 
 
 def test_several_models_of_one_cluster_count_by_their_mean():
     received = [*heard(s0=EAST), *heard(s0=3 * NORTH), *heard(s1=EAST)]
-    assert matched(torch.stack([EAST, NORTH]), received).tolist() == [1, 0]
+    assert match_labels(torch.stack([EAST, NORTH]), received).tolist() == [1, 0]
 
 
 def test_a_center_that_is_not_a_number_gets_the_label_that_is_left():
-    assert matched(torch.stack([EAST * torch.nan, EAST]), heard(s0=EAST)).tolist() == [1, 0]
+    assert match_labels(torch.stack([EAST * torch.nan, EAST]), heard(s0=EAST)).tolist() == [1, 0]
 
 
 def offer(note: Tensor, cluster: list[int], models: list[Tensor]) -> Exchange:

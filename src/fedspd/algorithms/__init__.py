@@ -1,4 +1,4 @@
-"""The methods, one file each. A method's name in a config is its key here."""
+"""The methods, one file each. METHODS maps their names in a config to their classes."""
 
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedem import FedEM

@@ -1,8 +1,9 @@
-"""FedEM: Federated Multi-Task Learning under a Mixture of Distributions (Marfoq et al.; NeurIPS 2021).
+"""FedEM: expectation-maximisation over shared models (Marfoq et al.; NeurIPS 2021).
 
-Every client trains every center, each example weighted by how likely it came from it: S times FedSPD's cost.
+Federated Multi-Task Learning under a Mixture of Distributions. Every client trains every center,
+and weights each example by the probability that it belongs to that center: S times FedAvg's cost.
 
-Shapes: C clients, S clusters, P numbers in a model, E examples.
+Shapes: C clients, S clusters, P parameters of a model, E examples.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
-NEWCOMER_STEPS = 20  # of EM, on the mixture alone
+NEWCOMER_STEPS = 20  # EM steps of a newcomer, on its mixture alone
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class State:
     centers_CSP: Tensor  # c_is
     mixture_CS: Tensor  # pi_is
     losses_CSE: Tensor  # of every example under every center
-    assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
+    assignment_CE: Tensor  # likeliest cluster of every example; -1 where there is no example
     loss_C: Tensor  # mean negative log-likelihood of the mixture
 
 
 @dataclass(frozen=True)
 class FedEM(Algorithm[State]):
+    """A mixture of S shared models at every client, fitted by EM."""
+
     clusters: int = 2  # S
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -41,19 +44,17 @@ class FedEM(Algorithm[State]):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         posterior_CSE = posterior(state.mixture_CS, state.losses_CSE, data)  # E step: q_k(s)
         mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]  # M step: pi_is
-        trained = [
-            learner.train(
-                state.centers_CSP[:, s], data, key.of("train", s), weight_CE=posterior_CSE[:, s]
-            )  # M step: c_is
-            for s in range(self.clusters)
-        ]
+        trained = []  # M step: c_is
+        for s in range(self.clusters):
+            center_CP, weight_CE = state.centers_CSP[:, s], posterior_CSE[:, s]
+            trained.append(learner.train(center_CP, data, key.of("train", s), weight_CE=weight_CE))
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         weight_CS = data.counts_C[:, None].expand(-1, self.clusters)
         neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
         return with_loss(learner, neighbourhood.mean(all_CS).model_CMP, mixture_CS, data)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        """sum_s pi_is softmax(c_is(x)), as logarithms so that a cross entropy of it is a likelihood."""
+        """Return log sum_s pi_is softmax(c_is(x)), whose cross entropy is a likelihood."""
         return [
             blended(learner, c_SP, pi_S, own)
             for c_SP, pi_S, own in zip(state.centers_CSP, state.mixture_CS, x, strict=True)
@@ -66,7 +67,7 @@ class FedEM(Algorithm[State]):
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        """The centers stay as they are heard; the mixture is fitted to them by the same two steps."""
+        """Take the centers as received, and fit the mixture alone by EM."""
         first = self.begin(learner, data, key)
         centers_CSP, mixture_CS = neighbourhood.average_centers(first.centers_CSP), first.mixture_CS
         losses_CSE = learner.losses(centers_CSP, data)
@@ -76,20 +77,20 @@ class FedEM(Algorithm[State]):
 
 
 def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
-    """q_k(s) ~ pi_is exp(-loss(c_is, d_k)); 0 where there is no example."""
-    least = torch.finfo(torch.double).min  # where no center explains an example, all are alike
+    """Return q_k(s) ~ pi_is exp(-loss(c_is, d_k)); 0 where there is no example."""
+    least = torch.finfo(torch.double).min  # where no center explains an example, all are equal
     joint_CSE = log_joint(mixture_CS, losses_CSE).clamp(min=least)
     return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
 
 
 def log_joint(mixture_CS: Tensor, losses_CSE: Tensor) -> Tensor:
-    """log pi_is - loss(c_is, d_k); a loss that is not a number explains nothing."""
-    return mixture_CS.log()[:, :, None] - losses_CSE.double().nan_to_num(
-        nan=torch.inf, posinf=torch.inf
-    )
+    """Return log pi_is - loss(c_is, d_k); a loss that is not a number counts as infinite."""
+    loss_CSE = losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return mixture_CS.log()[:, :, None] - loss_CSE
 
 
 def with_loss(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block) -> State:
+    """Return the state of these centers and mixtures."""
     losses_CSE = learner.losses(centers_CSP, data)
     joint_CSE = log_joint(mixture_CS, losses_CSE)
     loss_C = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0.0).sum(1) / data.counts_C
@@ -98,7 +99,7 @@ def with_loss(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: B
 
 
 def blended(learner: Learner, centers_SP: Tensor, mixture_S: Tensor, x: Tensor) -> Tensor:
-    """Over the centers that the client has a share of: another one may not even be finite."""
+    """Return the mixture's prediction; a center without a share may not even be finite."""
     outputs = torch.stack([learner.outputs(model_P, x) for model_P in centers_SP[mixture_S > 0]])
     share = mixture_S[mixture_S > 0].to(outputs).reshape(-1, *[1] * (outputs.ndim - 1))
     if not learner.classifies:

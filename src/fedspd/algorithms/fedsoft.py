@@ -1,9 +1,11 @@
-"""FedSoft: Soft Clustered Federated Learning with Proximal Local Updating (Ruan, Joe-Wong; AAAI 2022).
+"""FedSoft: soft clusters by proximal local updates (Ruan, Joe-Wong; AAAI 2022).
 
-Each client trains one personal model on all its examples, held near the centers by a proximal term, and offers that
-model as a vote for one cluster. Both rules, all data for every center and a vote by probability, are the paper's.
+FedSoft: Soft Clustered Federated Learning with Proximal Local Updating. Each client trains one
+personal model on all its examples, with a proximal term towards the centers, and offers that model
+as a vote for one cluster. Both rules are the paper's: all data for every center, a random vote.
 
-Shapes: C clients, N clients of the network, S clusters, P numbers in a model.
+Shapes: C clients, N clients of the network, K votes of a client, S clusters, P parameters of a
+model, E examples.
 """
 
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.ledger import NO_CLUSTER
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,14 @@ class State:
     model_CP: Tensor  # w_i
     centers_CSP: Tensor  # c_is
     mixture_CS: Tensor  # u_is
-    assignment_CE: Tensor  # the cluster with the least loss, when u was last estimated; -1 where there is no example
+    assignment_CE: Tensor  # cluster with the least loss at the last estimate; -1: no example
     loss_C: Tensor  # mean loss of w_i
 
 
 @dataclass(frozen=True)
 class FedSoft(Algorithm[State]):
+    """A personal model per client, and S centers made of the clients' votes."""
+
     clusters: int = 2  # S
     lambda_: Annotated[
         float, Field(ge=0, alias="lambda", description="weight of the proximal term (lambda)")
@@ -40,9 +45,7 @@ class FedSoft(Algorithm[State]):
     estimate_every: Annotated[
         int, Field(ge=1, description="rounds between two estimates of u (tau)")
     ] = 2
-    sigma: Annotated[float, Field(gt=0, le=1, description="what a share u_is of zero becomes")] = (
-        1e-4
-    )
+    sigma: Annotated[float, Field(gt=0, le=1, description="value of a share u_is of zero")] = 1e-4
     select: Annotated[
         int | None,
         Field(
@@ -52,11 +55,14 @@ class FedSoft(Algorithm[State]):
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
-        C = len(data)
+        C, S = len(data), self.clusters
         return State(
-            draws_SP[0].repeat(C, 1), draws_SP.repeat(C, 1, 1), torch.ones(C, self.clusters, dtype=torch.double) / self.clusters,
-            torch.where(data.present_CE, 0, -1), torch.full((C,), torch.nan),
-        )  # fmt: skip
+            draws_SP[0].repeat(C, 1),
+            draws_SP.repeat(C, 1, 1),
+            torch.ones(C, S, dtype=torch.double) / S,
+            torch.where(data.present_CE, 0, -1),
+            torch.full((C,), torch.nan),
+        )
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if (key.round - 1) % self.estimate_every == 0:
@@ -65,46 +71,33 @@ class FedSoft(Algorithm[State]):
         vote_CK = yield from self.votes(state, data, key)
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         offered_CKP = trained_CP[:, None].expand(-1, vote_CK.shape[1], -1)
-        neighbourhood = yield Exchange(
-            vote_CK, offered_CKP, data.counts_C[:, None].expand_as(vote_CK), all_CS
-        )
-        return with_loss(
-            learner,
-            replace(
-                state,
-                model_CP=trained_CP,
-                centers_CSP=neighbourhood.average_centers(state.centers_CSP),
-            ),
-            data,
-        )
+        weight_CK = data.counts_C[:, None].expand_as(vote_CK)
+        neighbourhood = yield Exchange(vote_CK, offered_CKP, weight_CK, all_CS)
+        centers_CSP = neighbourhood.average_centers(state.centers_CSP)
+        return with_loss(learner, replace(state, centers_CSP=centers_CSP), trained_CP, data)
 
     def local_update(self, learner: Learner, state: State, data: Block, key: Key) -> Tensor:
-        """f_i(w) + lambda/2 sum_s u_is ||w - c_is||^2: the sum pulls towards the weighted mean of the centers."""
-        weight_C1 = state.mixture_CS.sum(1, keepdim=True)
-        anchor_CP = torch.einsum(
-            "cs,csp->cp", (state.mixture_CS / weight_C1).to(state.centers_CSP), state.centers_CSP
-        )
-        pull_C = self.lambda_ * weight_C1[:, 0]
+        """Return w_i trained on f_i(w) + lambda/2 sum_s u_is ||w - c_is||^2.
+
+        The sum pulls towards the weighted mean of the centers.
+        """
+        pull_C = self.lambda_ * state.mixture_CS.sum(1)
+        anchor_CP = weighted_center(state)
         return learner.train(
             state.model_CP, data, key.of("train", 0), anchor_CP=anchor_CP, pull_C=pull_C
         )
 
     def estimate(self, learner: Learner, state: State, data: Block) -> State:
-        """u_is: the share of the client's examples that have their least loss under c_is."""
+        """Set u_is to the share of the client's examples that have their least loss under c_is."""
         losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf)
         assignment_CE = torch.where(data.present_CE, losses_CSE.argmin(1), -1)
-        count_CS = torch.stack(
-            [(assignment_CE == s).sum(1) for s in range(self.clusters)], 1
-        ).double()
-        share_CS = count_CS / data.counts_C[:, None]
-        return replace(
-            state,
-            assignment_CE=assignment_CE,
-            mixture_CS=torch.where(share_CS > 0, share_CS, self.sigma),
-        )
+        counts = [(assignment_CE == s).sum(1) for s in range(self.clusters)]
+        share_CS = torch.stack(counts, 1).double() / data.counts_C[:, None]
+        mixture_CS = torch.where(share_CS > 0, share_CS, self.sigma)
+        return replace(state, assignment_CE=assignment_CE, mixture_CS=mixture_CS)
 
     def votes(self, state: State, data: Block, key: Key) -> Round[Tensor]:
-        """vote_CK: the clusters that the client's model speaks for; -1 for none."""
+        """Return vote_CK, the clusters that the client's model is a vote for, or NO_CLUSTER."""
         if data.server:
             return (yield from self.picked_by_server(state, data, key))
         draws = [
@@ -114,26 +107,25 @@ class FedSoft(Algorithm[State]):
         return torch.stack(draws)
 
     def picked_by_server(self, state: State, data: Block, key: Key) -> Round[Tensor]:
-        """For each cluster the server picks clients with probability u_is n_i / sum_j u_js n_j, without repetition."""
+        """Return vote_CS, where the server picks the clients of each cluster without repetition.
+
+        A client is picked with probability u_is n_i / sum_j u_js n_j.
+        """
         first_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         chance_C1S = (state.mixture_CS * data.counts_C[:, None])[:, None].to(state.model_CP)
-        neighbourhood = yield Exchange(
-            first_C1, chance_C1S, data.counts_C[:, None], first_C1, is_model=False
-        )
+        weight_C1 = data.counts_C[:, None]
+        neighbourhood = yield Exchange(first_C1, chance_C1S, weight_C1, first_C1, is_model=False)
         chance_NS = neighbourhood.offers.model_CKP[:, 0].double().cpu()
         count = min(self.select or max(1, data.network_size // 2), len(chance_NS))
-        votes_CS = torch.full((len(data), self.clusters), -1)
+        vote_CS = torch.full((len(data), self.clusters), NO_CLUSTER)
         for s in range(self.clusters):
-            picked = torch.multinomial(
-                chance_NS[:, s], count, generator=key.of("server", s).torch()
-            )
-            votes_CS[np.isin(data.clients, neighbourhood.sender_ids[picked]), s] = s
-        return votes_CS
+            generator = key.of("server", s).torch()
+            picked = torch.multinomial(chance_NS[:, s], count, generator=generator)
+            vote_CS[np.isin(data.clients, neighbourhood.sender_ids[picked]), s] = s
+        return vote_CS
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
-        ]
+        return learner.predict(state.model_CP, x)
 
     def observe(self, state: State) -> Observation:
         return Observation(
@@ -148,21 +140,20 @@ class FedSoft(Algorithm[State]):
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        """Its personal model starts from the mean of the centers that it hears, weighted by its shares."""
+        """Start the personal model from the received centers, weighted by the newcomer's shares."""
         first = self.begin(learner, data, key)
-        state = self.estimate(
-            learner,
-            replace(first, centers_CSP=neighbourhood.average_centers(first.centers_CSP)),
-            data,
-        )
-        share_CS = (state.mixture_CS / state.mixture_CS.sum(1, keepdim=True)).to(state.centers_CSP)
-        state = replace(state, model_CP=torch.einsum("cs,csp->cp", share_CS, state.centers_CSP))
-        return with_loss(
-            learner, replace(state, model_CP=self.local_update(learner, state, data, key)), data
-        )
+        centers_CSP = neighbourhood.average_centers(first.centers_CSP)
+        state = self.estimate(learner, replace(first, centers_CSP=centers_CSP), data)
+        state = replace(state, model_CP=weighted_center(state))
+        return with_loss(learner, state, self.local_update(learner, state, data, key), data)
 
 
-def with_loss(learner: Learner, state: State, data: Block) -> State:
-    return replace(
-        state, loss_C=learner.losses(state.model_CP[:, None], data).sum((1, 2)) / data.counts_C
-    )
+def weighted_center(state: State) -> Tensor:
+    """Return the mean of each client's centers, weighted by its shares."""
+    share_CS = (state.mixture_CS / state.mixture_CS.sum(1, keepdim=True)).to(state.centers_CSP)
+    return torch.einsum("cs,csp->cp", share_CS, state.centers_CSP)
+
+
+def with_loss(learner: Learner, state: State, model_CP: Tensor, data: Block) -> State:
+    """Return the state with these personal models and their loss."""
+    return replace(state, model_CP=model_CP, loss_C=learner.mean_losses(model_CP, data))

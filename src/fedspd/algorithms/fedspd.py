@@ -1,11 +1,12 @@
-"""FedSPD: A Soft-clustering Approach for Personalized Decentralized Federated Learning (Lin, Yagan, Joe-Wong; UAI 2025).
+"""FedSPD: soft clustering for personalised decentralised learning (Lin et al.; UAI 2025).
 
-Algorithm 1, in its order. Each round a client picks one cluster by its mixture, trains that one model on the examples
-assigned to it, averages it with the neighbours that trained the same cluster, and assigns its examples anew. At the
-end it blends its cluster centers and trains the blend on all its examples.
+FedSPD: A Soft-clustering Approach for Personalized Decentralized Federated Learning, Algorithm 1,
+in its order. Each round a client picks one cluster by its mixture, trains that center on the
+examples assigned to it, averages it with the neighbours that trained the same cluster, and
+reassigns its examples. At the end it blends its centers and trains the blend on all its examples.
 
-Shapes: C clients, S clusters, K clusters that a client trains this round (1; S where `first_round` is "all"),
-P numbers in a model, E examples.
+Shapes: C clients, S clusters, K clusters that a client trains in a round (1, or S where
+`first_round` is "all"), P parameters of a model, E examples.
 """
 
 from collections.abc import Sequence
@@ -24,39 +25,44 @@ from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
-FEWEST = 2  # examples that a cluster needs at a client to be trained there
+MIN_EXAMPLES = 2  # of a cluster at a client, to be trained there
 
 
 @dataclass(frozen=True)
 class State:
     centers_CSP: Tensor  # c_is
-    assignment_CE: Tensor  # the cluster of every example; -1 where there is no example
+    assignment_CE: Tensor  # cluster of every example; -1 where there is no example
     mixture_CS: Tensor  # u_is
-    trained_CS: Tensor  # whether c_is is more than its first draw
-    note_C: Tensor  # whose labels the client follows, see alignment.py
-    loss_C: Tensor  # mean loss of the examples under the centers that they are assigned to
-    personal_CP: Tensor  # x_i; of width 0 before the final phase
+    trained_CS: Tensor  # whether c_is was trained since its first draw
+    note_C: Tensor  # whose labels the client follows: see alignment.py
+    loss_C: Tensor  # mean loss of the examples under the centers of their clusters
+    personal_CP: Tensor  # x_i; P is 0 before the final phase
 
 
 @dataclass(frozen=True)
 class FedSPD(Algorithm[State]):
+    """S centers and a mixture at every client; one center is trained and exchanged in a round."""
+
     clusters: int = 2  # S
     selection: Annotated[
         Literal["mixture", "uniform"],
         Field(
-            description="mixture: cluster s with probability u_is; uniform: clients split evenly at random (authors' code)"
+            description="mixture: cluster s with probability u_is; uniform: clients split evenly "
+            "at random (authors' code)"
         ),
     ] = "mixture"
     first_round: Annotated[
         Literal["one", "all"],
         Field(
-            description="clusters that a client trains in its first round (after any warm-up); all: authors' code"
+            description="clusters that a client trains in its first round (after any warm-up); "
+            "all: authors' code"
         ),
     ] = "one"
     init: Annotated[
         Literal["cluster", "same", "own"],
         Field(
-            description="first models: one draw per cluster, one draw for all, or one per client and cluster (authors' code)"
+            description="first models: one draw per cluster, one draw for all, or one per client "
+            "and cluster (authors' code)"
         ),
     ] = "cluster"
     warmup: Annotated[
@@ -70,7 +76,7 @@ class FedSPD(Algorithm[State]):
         Field(ge=0, description="epochs of the final phase (tau_final; CIFAR in the paper: 30)"),
     ] = 10
     final_rate: Annotated[
-        float, Field(gt=0, description="learning rate of the final phase, as a part of training.lr")
+        float, Field(gt=0, description="learning rate of the final phase, relative to training.lr")
     ] = 0.5
     final_decay: Annotated[
         float,
@@ -80,20 +86,25 @@ class FedSPD(Algorithm[State]):
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S = len(data), self.clusters
         draw = cache(learner.draw)  # clients that share a first model share one draw
-        centers = torch.stack(
-            [torch.stack([draw(self._name(key, i, s)) for s in range(S)]) for i in data.clients]
-        )
-        assignment = torch.full((C, data.width), -1)
+        draws = [
+            torch.stack([draw(self._draw_key(key, i, s)) for s in range(S)]) for i in data.clients
+        ]
+        centers_CSP = torch.stack(draws)
+        assignment_CE = torch.full((C, data.width), -1)
         for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
-            assignment[c, :count] = torch.randint(
-                S, (count,), generator=key.of(client, "assignment").torch()
-            )
+            generator = key.of(client, "assignment").torch()
+            assignment_CE[c, :count] = torch.randint(S, (count,), generator=generator)
         return State(
-            centers, assignment, shares(assignment, S), torch.zeros(C, S, dtype=torch.bool),
-            first_notes(torch.tensor(data.clients), data.network_size), torch.full((C,), torch.nan), centers[:, 0, :0],
-        )  # fmt: skip
+            centers_CSP,
+            assignment_CE,
+            shares(assignment_CE, S),
+            torch.zeros(C, S, dtype=torch.bool),
+            first_notes(torch.tensor(data.clients), data.network_size),
+            torch.full((C,), torch.nan),
+            centers_CSP[:, 0, :0],
+        )
 
-    def _name(self, key: Key, client: int, cluster: int) -> Key:
+    def _draw_key(self, key: Key, client: int, cluster: int) -> Key:
         names: dict[str, tuple[int | str, ...]] = {
             "cluster": (cluster,),
             "same": (0,),
@@ -103,77 +114,73 @@ class FedSPD(Algorithm[State]):
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if key.round <= self.warmup:
-            return (yield from self._shared_round(learner, state, data, key))
-        chosen_CK = self.choose(state, data, key)  # step 1: local training
+            return (yield from self._warmup_round(learner, state, data, key))
+        # Step 1: local training.
+        chosen_CK = self.choose(state, data, key)
         trained_CKP = self.local_update(learner, state, data, chosen_CK, key)
-        # a server tells a client means, not whose labels they follow
-        aligning = self.align_every > 0 and key.round % self.align_every == 0 and not data.server
-        want_CM = torch.arange(self.clusters).expand(len(data), -1) if aligning else chosen_CK
-        weight_CK = torch.stack(
-            [(state.assignment_CE == chosen[:, None]).sum(1) for chosen in chosen_CK.T], 1
-        )
-        neighbourhood = yield Exchange(
-            chosen_CK, trained_CKP, weight_CK, want_CM, state.note_C
-        )  # step 2: exchange
-        own_CSP = put(state.centers_CSP, chosen_CK, trained_CKP) if aligning else None
-        centers_CSP = put(
-            state.centers_CSP, chosen_CK, neighbourhood.mean(chosen_CK).model_CMP
-        )  # step 3: Eq. 1
-        state = replace(
-            state, centers_CSP=centers_CSP, trained_CS=state.trained_CS.scatter(1, chosen_CK, True)
-        )
+        # Step 2: exchange. A server returns means, not whose labels they follow.
+        is_aligning = self.align_every > 0 and key.round % self.align_every == 0 and not data.server
+        want_CM = torch.arange(self.clusters).expand(len(data), -1) if is_aligning else chosen_CK
+        weights = [(state.assignment_CE == chosen_C[:, None]).sum(1) for chosen_C in chosen_CK.T]
+        weight_CK = torch.stack(weights, 1)
+        neighbourhood = yield Exchange(chosen_CK, trained_CKP, weight_CK, want_CM, state.note_C)
+        # Step 3: averaging (Eq. 1).
+        own_CSP = put(state.centers_CSP, chosen_CK, trained_CKP) if is_aligning else None
+        mean_CKP = neighbourhood.mean(chosen_CK).model_CMP
+        centers_CSP = put(state.centers_CSP, chosen_CK, mean_CKP)
+        trained_CS = state.trained_CS.scatter(1, chosen_CK, True)
+        state = replace(state, centers_CSP=centers_CSP, trained_CS=trained_CS)
         if own_CSP is not None:
             state = align(learner, state, own_CSP, neighbourhood)
-        return cluster_examples(learner, state, data)  # step 4: data clustering
+        # Step 4: data clustering.
+        return cluster_examples(learner, state, data)
 
     def choose(self, state: State, data: Block, key: Key) -> Tensor:
-        """chosen_CK: one cluster, with probability u_is."""
+        """Return chosen_CK: one cluster, drawn with probability u_is."""
         if self.first_round == "all" and key.round == self.warmup + 1:
             return torch.arange(self.clusters).repeat(len(data), 1)
         chance_CS = state.mixture_CS
-        if self.selection == "uniform":  # everybody computes the same even split of the network
-            turn_N = (
-                torch.randperm(data.network_size, generator=key.of("split").torch()) % self.clusters
-            )
-            turn_C = turn_N[torch.tensor(data.clients)]
-            can = chance_CS.gather(1, turn_C[:, None]) > 0
-            chance_CS = torch.where(
-                can, torch.nn.functional.one_hot(turn_C, self.clusters).to(chance_CS), chance_CS
-            )
+        if self.selection == "uniform":
+            chance_CS = self._evenly_split(chance_CS, data, key)
         draws = [
             torch.multinomial(u, 1, generator=key.of(i, "select").torch())
             for i, u in zip(data.clients, chance_CS, strict=True)
         ]
         return torch.stack(draws)
 
+    def _evenly_split(self, mixture_CS: Tensor, data: Block, key: Key) -> Tensor:
+        """Return a certain cluster for every client that has a share of the one it is split into.
+
+        All clients compute the same even split of the network.
+        """
+        order_N = torch.randperm(data.network_size, generator=key.of("split").torch())
+        cluster_C = (order_N % self.clusters)[torch.tensor(data.clients)]
+        has_share_C1 = mixture_CS.gather(1, cluster_C[:, None]) > 0
+        certain_CS = torch.nn.functional.one_hot(cluster_C, self.clusters).to(mixture_CS)
+        return torch.where(has_share_C1, certain_CS, mixture_CS)
+
     def local_update(
         self, learner: Learner, state: State, data: Block, chosen_CK: Tensor, key: Key
     ) -> Tensor:
-        """trained_CKP: tau epochs on the examples that are assigned to the chosen cluster."""
+        """Return trained_CKP: the chosen centers after tau epochs on their clusters' examples."""
         trained = []
         for k, chosen_C in enumerate(chosen_CK.T):
-            assigned_CE = state.assignment_CE == chosen_C[:, None]
-            trained.append(
-                learner.train(
-                    pick(state.centers_CSP, chosen_C), data, key.of("train", k), only_CE=assigned_CE
-                )
-            )
+            only_CE = state.assignment_CE == chosen_C[:, None]
+            center_CP = pick(state.centers_CSP, chosen_C)
+            trained.append(learner.train(center_CP, data, key.of("train", k), only_CE=only_CE))
         return torch.stack(trained, 1)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
-        """The final phase: x_i = sum_s u_is c_is, then tau_final epochs on all examples of the client."""
+        """Blend x_i = sum_s u_is c_is and train it for tau_final epochs on all examples."""
         rates = learner.training.final_rates(self.final_epochs, self.final_rate, self.final_decay)
-        blend_CP = blend(state)
-        return replace(
-            state,
-            personal_CP=learner.train(blend_CP, data, key.of("final"), rates=rates)
-            if rates
-            else blend_CP,
-        )
+        personal_CP = blend(state)
+        if rates:
+            personal_CP = learner.train(personal_CP, data, key.of("final"), rates=rates)
+        return replace(state, personal_CP=personal_CP)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         model_CP = state.personal_CP if state.personal_CP.shape[1] else blend(state)
-        return [learner.outputs(model_P, own) for model_P, own in zip(model_CP, x, strict=True)]
+        return learner.predict(model_CP, x)
 
     def observe(self, state: State) -> Observation:
         return Observation(
@@ -196,54 +203,59 @@ class FedSPD(Algorithm[State]):
             data,
         )
 
-    def _shared_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
-        """Warm-up: FedAvg on one shared model; after its last round the model is split into S."""
+    def _warmup_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        """Train one shared model by FedAvg, and copy it to all S centers."""
         first_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         trained_CP = learner.train(state.centers_CSP[:, 0], data, key.of("train", 0))
+        weight_C1 = data.counts_C[:, None]
         neighbourhood = yield Exchange(
-            first_C1, trained_CP[:, None], data.counts_C[:, None], first_C1, state.note_C
+            first_C1, trained_CP[:, None], weight_C1, first_C1, state.note_C
         )
         shared_CSP = neighbourhood.mean(first_C1).model_CMP.expand(-1, self.clusters, -1)
         return replace(state, centers_CSP=shared_CSP.clone())
 
 
 def pick(centers_CSP: Tensor, chosen_C: Tensor) -> Tensor:
+    """Return the chosen center of every client."""
     return centers_CSP[torch.arange(len(chosen_C)), chosen_C]
 
 
 def put(centers_CSP: Tensor, chosen_CK: Tensor, model_CKP: Tensor) -> Tensor:
-    """The centers with the chosen ones replaced; a client that did not choose s keeps its c_is."""
+    """Return the centers with the chosen ones replaced by these models."""
     index_CKP = chosen_CK[:, :, None].expand(-1, -1, centers_CSP.shape[2])
     return centers_CSP.scatter(1, index_CKP.to(centers_CSP.device), model_CKP)
 
 
 def shares(assignment_CE: Tensor, clusters: int) -> Tensor:
-    """u_is, the share of the client's examples in s. Too few to train on count as none, unless no cluster has enough."""
+    """Return u_is, the share of the client's examples in s.
+
+    Fewer than MIN_EXAMPLES count as none, unless no cluster has as many.
+    """
     count_CS = torch.stack([(assignment_CE == s).sum(1) for s in range(clusters)], 1).double()
-    enough_CS = torch.where(count_CS >= FEWEST, count_CS, 0.0)
+    enough_CS = torch.where(count_CS >= MIN_EXAMPLES, count_CS, 0.0)
     kept_CS = torch.where(enough_CS.sum(1, keepdim=True) > 0, enough_CS, count_CS)
     return kept_CS / kept_CS.sum(1, keepdim=True)
 
 
 def cluster_examples(learner: Learner, state: State, data: Block) -> State:
-    """Every example goes to the center that explains it best; ties to the lowest label."""
+    """Assign every example to the center with the least loss; ties go to the lowest label."""
     losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf)
     best_CE = torch.where(data.present_CE, losses_CSE.argmin(1), -1)
-    # A first draw explains nothing, so examples stay until every cluster that the client can choose is trained.
+    # A first draw explains nothing, so examples stay where they are until every cluster that the
+    # client can choose has been trained.
     ready_C1 = (state.trained_CS | (state.mixture_CS == 0)).all(1, keepdim=True)
     assignment_CE = torch.where(ready_C1, best_CE, state.assignment_CE)
     own_CE = losses_CSE.gather(1, assignment_CE.clamp(min=0)[:, None])[:, 0]
     loss_C = torch.where(data.present_CE, own_CE, 0.0).sum(1) / data.counts_C
-    return replace(
-        state,
-        assignment_CE=assignment_CE,
-        mixture_CS=shares(assignment_CE, state.mixture_CS.shape[1]),
-        loss_C=loss_C,
-    )
+    mixture_CS = shares(assignment_CE, state.mixture_CS.shape[1])
+    return replace(state, assignment_CE=assignment_CE, mixture_CS=mixture_CS, loss_C=loss_C)
 
 
 def align(learner: Learner, state: State, own_CSP: Tensor, neighbourhood: Neighbourhood) -> State:
-    """Label switching undone. Whoever changes its labels averaged across them: it keeps its own centers this round."""
+    """Undo label switching.
+
+    A client that changes its labels has averaged across them, so it keeps its own centers.
+    """
     label_CS, note_C = new_labels(own_CSP[:, :, : learner.weights], state.note_C, neighbourhood)
     changed_C = (label_CS != torch.arange(label_CS.shape[1])).any(1).to(own_CSP.device)
     centers_CSP = torch.where(changed_C[:, None, None], own_CSP, state.centers_CSP)
@@ -251,7 +263,7 @@ def align(learner: Learner, state: State, own_CSP: Tensor, neighbourhood: Neighb
 
 
 def relabelled(state: State, label_CS: Tensor, note_C: Tensor) -> State:
-    """The same state with every cluster s under the name label_CS[:, s]."""
+    """Return the same state with label_CS[:, s] as the label of every cluster s."""
     old_CS = label_CS.argsort(1)
     return replace(
         state,
@@ -266,7 +278,7 @@ def relabelled(state: State, label_CS: Tensor, note_C: Tensor) -> State:
 
 
 def blend(state: State) -> Tensor:
-    """x_i = sum_s u_is c_is, over the clusters that the client has a share of: another center may not even be finite."""
+    """Return x_i = sum_s u_is c_is; a center without a share may not even be finite."""
     parts = [
         (u_S[u_S > 0].to(c_SP), c_SP[u_S > 0])
         for u_S, c_SP in zip(state.mixture_CS, state.centers_CSP, strict=True)

@@ -1,8 +1,9 @@
-"""IFCA: An Efficient Framework for Clustered Federated Learning (Ghosh et al.; NeurIPS 2020).
+"""IFCA: hard clusters of clients (Ghosh et al.; NeurIPS 2020).
 
-Hard clusters of clients: each client trains the one center that fits all its examples best.
+An Efficient Framework for Clustered Federated Learning. Each client trains the one center that has
+the least loss on all its examples.
 
-Shapes: C clients, S clusters, P numbers in a model, E examples.
+Shapes: C clients, S clusters, P parameters of a model, E examples.
 """
 
 from collections.abc import Sequence
@@ -23,16 +24,19 @@ from fedspd.core.learner import Learner
 class State:
     centers_CSP: Tensor  # c_is
     mixture_CS: Tensor  # 1 for the chosen cluster, else 0
-    assignment_CE: Tensor  # all examples in it; -1 where there is no example
+    assignment_CE: Tensor  # the chosen cluster; -1 where there is no example
     loss_C: Tensor  # mean loss of the chosen center
 
     @property
-    def model_CP(self) -> Tensor:
+    def chosen_CP(self) -> Tensor:
+        """The chosen center of every client."""
         return pick(self.centers_CSP, self.mixture_CS.argmax(1))
 
 
 @dataclass(frozen=True)
 class IFCA(Algorithm[State]):
+    """S centers, of which every client chooses one in each round."""
+
     clusters: int = 2  # S
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -41,17 +45,14 @@ class IFCA(Algorithm[State]):
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
-        trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
+        trained_CP = learner.train(state.chosen_CP, data, key.of("train", 0))
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
-        neighbourhood = yield Exchange(
-            chosen_C1, trained_CP[:, None], data.counts_C[:, None], all_CS
-        )
+        weight_C1 = data.counts_C[:, None]
+        neighbourhood = yield Exchange(chosen_C1, trained_CP[:, None], weight_C1, all_CS)
         return choose(learner, neighbourhood.average_centers(state.centers_CSP), data)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
-        ]
+        return learner.predict(state.chosen_CP, x)
 
     def observe(self, state: State) -> Observation:
         return Observation(
@@ -59,7 +60,7 @@ class IFCA(Algorithm[State]):
             state.mixture_CS,
             state.assignment_CE,
             state.centers_CSP,
-            state.model_CP,
+            state.chosen_CP,
         )
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
@@ -71,11 +72,9 @@ class IFCA(Algorithm[State]):
 
 
 def choose(learner: Learner, centers_CSP: Tensor, data: Block) -> State:
-    """The cluster whose center has the least mean loss over all examples of the client; ties to the lowest label."""
-    loss_CS = (
-        learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf).sum(2)
-        / data.counts_C[:, None]
-    )
+    """Let each client choose the center with the least mean loss; ties go to the lowest label."""
+    losses_CSE = learner.losses(centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    loss_CS = losses_CSE.sum(2) / data.counts_C[:, None]
     chosen_C = loss_CS.argmin(1)
     mixture_CS = torch.nn.functional.one_hot(chosen_C, centers_CSP.shape[1]).double()
     assignment_CE = torch.where(data.present_CE, chosen_C[:, None], -1)

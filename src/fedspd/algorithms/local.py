@@ -1,6 +1,6 @@
-"""Every client trains alone: what collaboration has to beat.
+"""Local-only training: the baseline without collaboration.
 
-Shapes: C clients, P numbers in a model.
+Shapes: C clients, P parameters of a model.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,8 @@ class State:
 
 @dataclass(frozen=True)
 class Local(Algorithm[State]):
+    """Local-only training."""
+
     clusters: int = 1
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -32,28 +34,27 @@ class Local(Algorithm[State]):
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         return with_loss(learner, learner.train(state.model_CP, data, key.of("train", 0)), data)
-        yield  # a generator that asks for nothing
+        yield  # makes it a generator, which asks for nothing
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            learner.outputs(model_P, own) for model_P, own in zip(state.model_CP, x, strict=True)
-        ]
+        return learner.predict(state.model_CP, x)
 
     def observe(self, state: State) -> Observation:
         return Observation(loss_C=state.loss_C, model_CP=state.model_CP)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
+        """Share nothing."""
         return torch.zeros(len(state.model_CP), 0, dtype=torch.long), state.model_CP[:, None][:, :0]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        """A newcomer that hears nothing trains alone for as long as the others did."""
+        """Train for as many rounds as the other clients did."""
         state = self.begin(learner, data, key)
         for t in range(1, key.round + 1):
-            state = with_loss(
-                learner, learner.train(state.model_CP, data, key.at(t).of("train", 0)), data
-            )
+            train_key = key.at(t).of("train", 0)
+            state = with_loss(learner, learner.train(state.model_CP, data, train_key), data)
         return state
 
 
 def with_loss(learner: Learner, model_CP: Tensor, data: Block) -> State:
-    return State(model_CP, learner.losses(model_CP[:, None], data).sum((1, 2)) / data.counts_C)
+    """Return the state of these models, with their loss."""
+    return State(model_CP, learner.mean_losses(model_CP, data))

@@ -1,8 +1,9 @@
-"""pFedMe: Personalized Federated Learning with Moreau Envelopes (T. Dinh et al.; NeurIPS 2020).
+"""pFedMe: personal models by Moreau envelopes (T. Dinh et al.; NeurIPS 2020).
 
-The network agrees on w; each client predicts with theta, which fits its own examples and stays near w.
+Personalized Federated Learning with Moreau Envelopes. The network agrees on w; each client predicts
+with theta, which fits its own examples and stays near w.
 
-Shapes: C clients, P numbers in a model, E examples.
+Shapes: C clients, P parameters of a model, E examples.
 """
 
 import math
@@ -30,13 +31,15 @@ class State:
 
 @dataclass(frozen=True)
 class PFedMe(Algorithm[State]):
+    """A shared model w and a personal model theta at every client."""
+
     clusters: int = 1
     K: Annotated[int, Field(ge=1, description="gradient steps on theta for every batch")] = 5
     R: Annotated[
         int | None,
         Field(
             ge=1,
-            description="batches in a round; default: as many gradient steps as the other methods make",
+            description="batches in a round; default: as many gradient steps as other methods make",
         ),
     ] = None
     lambda_: Annotated[
@@ -44,7 +47,7 @@ class PFedMe(Algorithm[State]):
     ] = 15.0
     personal_lr: Annotated[float, Field(gt=0, description="learning rate of theta")] = 0.01
     beta: Annotated[
-        float, Field(gt=0, description="how far w goes towards the neighbourhood's mean")
+        float, Field(gt=0, description="step of w towards the neighbourhood's mean")
     ] = 1.0
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -62,14 +65,12 @@ class PFedMe(Algorithm[State]):
     def local_update(
         self, learner: Learner, w_CP: Tensor, data: Block, key: Key
     ) -> tuple[Tensor, Tensor]:
-        """R times: theta near w for one batch, then w a step towards theta."""
+        """Return w and theta after R times: theta near w for one batch, then w towards theta."""
         theta_CP, eta = w_CP, learner.training.rate(key.round)
-        for r in range(self.R or self.usual_R(learner, data, key)):
+        for r in range(self.R or self.default_R(learner, data, key)):
             batch_CE = draw_batches(learner, data, key.of("batch", r))
             theta_CP = self.solve(learner, theta_CP, w_CP, data, batch_CE, key.of("train", r))
-            w_CP = towards(
-                learner, w_CP, theta_CP, eta * self.lambda_
-            )  # w_i - eta lambda (w_i - theta)
+            w_CP = towards(learner, w_CP, theta_CP, eta * self.lambda_)
         return w_CP, theta_CP
 
     def solve(
@@ -81,31 +82,25 @@ class PFedMe(Algorithm[State]):
         batch_CE: Tensor,
         key: Key,
     ) -> Tensor:
-        """K steps on f(theta) + lambda/2 ||theta - w||^2 over one batch."""
-        pull_C = torch.full((len(data),), self.lambda_)
-        steps = [self.personal_lr] * self.K
+        """Return theta after K steps on f(theta) + lambda/2 ||theta - w||^2 over one batch."""
         return learner.train(
             theta_CP,
             data,
             key,
-            rates=steps,
+            rates=[self.personal_lr] * self.K,
             only_CE=batch_CE,
             anchor_CP=w_CP,
-            pull_C=pull_C,
+            pull_C=torch.full((len(data),), self.lambda_),
             momentum=0.0,
         )
 
-    def usual_R(self, learner: Learner, data: Block, key: Key) -> int:
-        """As many gradient steps as the largest client would make in its local epochs."""
-        steps = len(learner.training.rates(key.round)) * math.ceil(
-            data.width / learner.training.batch
-        )
-        return math.ceil(steps / self.K)
+    def default_R(self, learner: Learner, data: Block, key: Key) -> int:
+        """Return R for as many gradient steps as the largest client makes in its local epochs."""
+        batches = math.ceil(data.width / learner.training.batch)
+        return math.ceil(len(learner.training.rates(key.round)) * batches / self.K)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            learner.outputs(model_P, own) for model_P, own in zip(state.personal_CP, x, strict=True)
-        ]
+        return learner.predict(state.personal_CP, x)
 
     def observe(self, state: State) -> Observation:
         return Observation(loss_C=state.loss_C, model_CP=state.personal_CP)
@@ -114,28 +109,30 @@ class PFedMe(Algorithm[State]):
         return torch.zeros(len(state.model_CP), 1, dtype=torch.long), state.model_CP[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        w_CP = neighbourhood.average_centers(self.begin(learner, data, key).model_CP[:, None])[:, 0]
+        own_C1P = self.begin(learner, data, key).model_CP[:, None]
+        w_CP = neighbourhood.average_centers(own_C1P)[:, 0]
         _, theta_CP = self.local_update(learner, w_CP, data, key)
         return with_loss(learner, w_CP, theta_CP, data)
 
 
 def with_loss(learner: Learner, w_CP: Tensor, theta_CP: Tensor, data: Block) -> State:
-    return State(
-        w_CP, theta_CP, learner.losses(theta_CP[:, None], data).sum((1, 2)) / data.counts_C
-    )
+    """Return the state of these models, with the loss of theta."""
+    return State(w_CP, theta_CP, learner.mean_losses(theta_CP, data))
 
 
 def towards(learner: Learner, start_CP: Tensor, goal_CP: Tensor, step: float) -> Tensor:
-    """start + step (goal - start) for what is trained. A step may exceed 1, which makes a variance negative: buffers take the goal's."""
+    """Return start + step (goal - start) for trained parameters, and the goal's buffers.
+
+    A step may exceed 1, which could make a variance among the buffers negative.
+    """
     moved_CP = (1 - step) * start_CP + step * goal_CP
     return torch.cat([moved_CP[:, : learner.weights], goal_CP[:, learner.weights :]], 1)
 
 
 def draw_batches(learner: Learner, data: Block, key: Key) -> Tensor:
-    """batch_CE: the examples that each client draws."""
+    """Return batch_CE, the examples that each client draws for one batch."""
     batch_CE = torch.zeros(len(data), data.width, dtype=torch.bool)
     for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
-        batch_CE[
-            c, torch.randperm(count, generator=key.of(client).torch())[: learner.training.batch]
-        ] = True
+        order = torch.randperm(count, generator=key.of(client).torch())
+        batch_CE[c, order[: learner.training.batch]] = True
     return batch_CE

@@ -349,6 +349,14 @@ class Learner:
             batches = torch.split(x, EVALUATION_BATCH)
             return torch.cat([self.module(self._batch(batch)) for batch in batches])
 
+    def predict(self, model_CP: Tensor, x: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of every client's model for the client's examples x[c]."""
+        return [self.outputs(model_P, own) for model_P, own in zip(model_CP, x, strict=True)]
+
+    def mean_losses(self, model_CP: Tensor, data: Block) -> Tensor:
+        """Return loss_C, the mean loss of every client's model over its own examples."""
+        return self.losses(model_CP[:, None], data).sum((1, 2)) / data.counts_C
+
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
         """Return losses_CSE of every client's models on its own examples; 0 beyond the last one."""
         with self.timed("losses"):
