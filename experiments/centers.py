@@ -1,21 +1,22 @@
-"""What a client of FedSPD has before the final phase: its centers blended, as the paper blends them, or used in other ways.
+"""Compare ways to use a FedSPD client's cluster centers before the final phase.
 
     python experiments/centers.py RUN_FOLDER...
 
-One line for each finished FedSPD run, accuracy in per cent on the clients' test examples, mean over clients:
+The script prints a line for each finished run of FedSPD. The first columns are accuracies on the
+clients' test examples, as means over clients in per cent:
 
-    blend     one model, sum_s u_is c_is: what FedSPD does
-    outputs   the answers of all centers, sum_s u_is softmax(f(x; c_is)): what FedEM does
-    largest   the one center with the largest u_is
+    blend     one model, sum_s u_is c_is, as FedSPD has it
+    outputs   the outputs of all centers, sum_s u_is softmax(f(x; c_is)), as FedEM has it
+    largest   the center with the largest u_is
 
-and shares of all training examples, in per cent:
+The others are shares of all training examples, in per cent:
 
-    major     those in the larger cluster
-    truth     those in the cluster that most examples of their true distribution are in
-    label     those in the cluster that most examples of their label are in
+    major     examples in the larger cluster
+    truth     examples in the cluster that holds most examples of their true distribution
+    label     examples in the cluster that holds most examples of their label
 
-Truth near 100 says that the clusters are the distributions; label near 100, that they are sets of labels; both near
-major, that they are neither.
+If `truth` is near 100, the clusters are the distributions. If `label` is near 100, they are sets of
+labels. If both are near `major`, they are neither.
 """
 
 import sys
@@ -33,33 +34,21 @@ from fedspd.experiment.build import build_experiment
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.run_folder import RunFolder
 
+COLUMNS = ("blend", "outputs", "largest", "major", "truth", "label")
+
 
 def main(folders: list[Path]) -> None:
-    print(
-        f"{'run':72}"
-        + "".join(
-            f"{name:>8}" for name in ("blend", "outputs", "largest", "major", "truth", "label")
-        )
-    )
+    """Print a line for each run folder."""
+    print(f"{'run':72}" + "".join(f"{name:>8}" for name in COLUMNS))
     for folder in folders:
-        runner = finished(folder)
-        train, assigned = (
-            runner.plan.train,
-            runner.state.assignment_CE[runner.state.assignment_CE >= 0],
-        )
-        kinds = (
-            torch.zeros_like(assigned),
-            torch.from_numpy(np.concatenate(runner.plan.truth)),
-            torch.cat(list(train.y)),
-        )
-        found = [
-            *ways(runner.plan.learner, runner.state, runner.plan.test).values(),
-            *(together(assigned, kind) for kind in kinds),
-        ]
-        print(f"{folder.name:72}" + "".join(f"{100 * value:8.1f}" for value in found))
+        runner = load_finished(folder)
+        scores = score_uses(runner.plan.learner, runner.state, runner.plan.test)
+        values = [*scores.values(), *cluster_shares(runner)]
+        print(f"{folder.name:72}" + "".join(f"{100 * value:8.1f}" for value in values))
 
 
-def finished(folder: Path) -> BlockRunner:
+def load_finished(folder: Path) -> BlockRunner:
+    """Return a runner with the clients' states from the last checkpoint of a run."""
     runner = BlockRunner(build_experiment(load(folder / "config.toml")).plan)
     latest = RunFolder.open(folder).latest()
     assert latest is not None, f"{folder} has no checkpoint"
@@ -67,39 +56,60 @@ def finished(folder: Path) -> BlockRunner:
     return runner
 
 
-def ways(learner: Learner, state: State, test: Block) -> dict[str, float]:
-    """Accuracy by what a client makes of its centers."""
-    found = {
-        "blend": answers(learner, blend(state), test),
+# ---- accuracies
+
+
+def score_uses(learner: Learner, state: State, test: Block) -> dict[str, float]:
+    """Return the accuracy of each way to use the centers."""
+    largest_CP = pick(state.centers_CSP, state.mixture_CS.argmax(1))
+    outputs = {
+        "blend": model_outputs(learner, blend(state), test),
         "outputs": mixed_outputs(learner, state, test),
-        "largest": answers(learner, pick(state.centers_CSP, state.mixture_CS.argmax(1)), test),
+        "largest": model_outputs(learner, largest_CP, test),
     }
-    return {name: accuracy(outputs, test) for name, outputs in found.items()}
+    return {name: accuracy(found, test) for name, found in outputs.items()}
 
 
-def answers(learner: Learner, model_CP: Tensor, test: Block) -> list[Tensor]:
+def model_outputs(learner: Learner, model_CP: Tensor, test: Block) -> list[Tensor]:
+    """Return the outputs of each client's model for its test examples."""
     return [learner.outputs(model_P, x) for model_P, x in zip(model_CP, test.x, strict=True)]
 
 
 def mixed_outputs(learner: Learner, state: State, test: Block) -> list[Tensor]:
-    by_cluster = [answers(learner, centers_CP, test) for centers_CP in state.centers_CSP.unbind(1)]
-    mixture = zip(state.mixture_CS, *by_cluster, strict=True)
-    return [
-        sum((u * output.softmax(1) for u, output in zip(u_S, outputs, strict=True)), torch.zeros(1))
-        for u_S, *outputs in mixture
+    """Return each client's mixture of the outputs of its centers."""
+    by_cluster = [
+        model_outputs(learner, model_CP, test) for model_CP in state.centers_CSP.unbind(1)
     ]
+    mixed = []
+    for u_S, *outputs in zip(state.mixture_CS, *by_cluster, strict=True):
+        weighted = [u * output.softmax(1) for u, output in zip(u_S, outputs, strict=True)]
+        mixed.append(sum(weighted, torch.zeros(1)))
+    return mixed
 
 
 def accuracy(outputs: list[Tensor], test: Block) -> float:
-    right = [
-        (output.argmax(1) == y).double().mean() for output, y in zip(outputs, test.y, strict=True)
-    ]
-    return float(torch.stack(right).mean())
+    """Return the mean over clients of the share of correct predictions."""
+    pairs = zip(outputs, test.y, strict=True)
+    correct = [(output.argmax(1) == y).double().mean() for output, y in pairs]
+    return float(torch.stack(correct).mean())
 
 
-def together(assigned: Tensor, kind: Tensor) -> float:
-    """The share of the examples that are in the cluster which most examples of their kind are in."""
-    return sum(int(assigned[kind == k].bincount().max()) for k in set(kind.tolist())) / len(kind)
+# ---- clusters
+
+
+def cluster_shares(runner: BlockRunner) -> list[float]:
+    """Return the shares `major`, `truth` and `label` of a run."""
+    assignment_CE = runner.state.assignment_CE
+    assigned = assignment_CE[assignment_CE >= 0]
+    truth = torch.from_numpy(np.concatenate(runner.plan.truth))
+    label = torch.cat(list(runner.plan.train.y))
+    return [majority_share(assigned, kind) for kind in (torch.zeros_like(assigned), truth, label)]
+
+
+def majority_share(assigned: Tensor, kind: Tensor) -> float:
+    """Return the share of examples in the cluster that holds most examples of their kind."""
+    largest = [int(assigned[kind == k].bincount().max()) for k in set(kind.tolist())]
+    return sum(largest) / len(kind)
 
 
 if __name__ == "__main__":

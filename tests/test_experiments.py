@@ -12,7 +12,7 @@ import finetune
 import informed
 from fedspd.comparison.jobs import jobs
 from fedspd.comparison.scheduler import run_all
-from fedspd.config import load
+from fedspd.config import load, validate
 
 SMALL = {
     "clients": 4,
@@ -23,7 +23,7 @@ SMALL = {
 }
 
 
-def test_the_blend_of_the_centers_is_what_the_run_was_scored_with_before_its_final_phase(
+def test_centers_blend_equals_the_accuracy_before_the_final_phase(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = fedspd.run(SMALL, out=tmp_path / "run")
@@ -36,19 +36,10 @@ def test_the_blend_of_the_centers_is_what_the_run_was_scored_with_before_its_fin
     assert 50 <= float(found["major"]) <= min(float(found["truth"]), float(found["label"])) <= 100
 
 
-def test_finetuning_afterwards_is_finetuning(
+def test_finetune_equals_a_run_with_fine_tuning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = load(
-        overrides=[
-            "clients=4",
-            "rounds=3",
-            "data.examples=60",
-            "topology.degree=2",
-            "fedspd.final_epochs=1",
-        ]
-    )
-    run_all(jobs(base, ["fedspd", "fedavg"], 2), tmp_path / "c", 1)
+    run_all(jobs(validate(SMALL), ["fedspd", "fedavg"], 2), tmp_path / "c", 1)
     finetune.main(tmp_path / "c", 5)
     results = {
         path.parent.name: json.loads(path.read_text())["accuracy"]["mean"]
@@ -59,10 +50,8 @@ def test_finetuning_afterwards_is_finetuning(
         for s in (0, 1)
     ]
     after = [result.summary["accuracy"]["mean"] for result in tuned]
-    before, against = (
-        [results[f"fedavg,seed={s}"] for s in (0, 1)],
-        [results[f"fedspd,seed={s}"] for s in (0, 1)],
-    )
+    before = [results[f"fedavg,seed={s}"] for s in (0, 1)]
+    against = [results[f"fedspd,seed={s}"] for s in (0, 1)]
     assert before != after
     assert capsys.readouterr().out.split()[::3] == [
         f"{50 * sum(before):.1f}",
@@ -71,22 +60,22 @@ def test_finetuning_afterwards_is_finetuning(
     ]
 
 
-def test_together_counts_examples_beside_most_of_their_kind() -> None:
+def test_majority_share_counts_examples_beside_most_of_their_kind() -> None:
     assigned = torch.tensor([0, 0, 1, 1, 1, 0])
-    assert centers.together(assigned, torch.zeros(6, dtype=torch.long)) == 3 / 6
-    assert centers.together(assigned, torch.tensor([7, 7, 7, 8, 8, 8])) == 4 / 6
-    assert centers.together(assigned, torch.tensor([5, 5, 6, 6, 6, 5])) == 1
+    assert centers.majority_share(assigned, torch.zeros(6, dtype=torch.long)) == 3 / 6
+    assert centers.majority_share(assigned, torch.tensor([7, 7, 7, 8, 8, 8])) == 4 / 6
+    assert centers.majority_share(assigned, torch.tensor([5, 5, 6, 6, 6, 5])) == 1
 
 
-def test_informed_fedspd_has_every_example_in_its_true_cluster_after_every_round(
+def test_informed_has_every_example_in_its_true_cluster_after_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = []
-    told = informed.Informed.told
+    correct = informed.Informed.with_true_clusters
     monkeypatch.setattr(
         informed.Informed,
-        "told",
-        lambda self, state, data: seen.append(told(self, state, data)) or seen[-1],
+        "with_true_clusters",
+        lambda self, state, data: seen.append(correct(self, state, data)) or seen[-1],
     )
     (tmp_path / "small.toml").write_text(
         "clients = 4\n[data]\nexamples = 60\n[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n"
