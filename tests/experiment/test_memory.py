@@ -1,6 +1,6 @@
-"""What a run keeps in memory, and what the estimate says of it.
+"""The memory of a run, compared with its estimate, and the memory of its state.
 
-Shapes: C clients, S clusters, P numbers in a model.
+Shapes: C clients, P parameters.
 """
 
 import multiprocessing
@@ -27,7 +27,10 @@ from fedspd.runtime.block_runner import BlockRunner
 
 
 def wide_network(method: str, clients: int = 450) -> Experiment:
-    """Few examples, 100 kilobytes per client and cluster: tensors so large that the allocator gives them back when they are freed."""
+    """Return an experiment with few examples and 100 kilobytes per client and cluster.
+
+    The allocator gives tensors of that size back to the system when they are freed.
+    """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * 6, 32)).astype(np.float32)
     y = rng.integers(0, 8, len(x))
@@ -38,20 +41,17 @@ def wide_network(method: str, clients: int = 450) -> Experiment:
         "data.mixture=permutation",
         "model.hidden=600",
         "fedspd.final_epochs=1",
+        f"method={method}",
+        "training.epochs=1",
+        "training.first_round_factor=1",
     ]
-    return build_experiment(
-        load(
-            None,
-            [*settings, f"method={method}", "training.epochs=1", "training.first_round_factor=1"],
-        ),
-        (x, y, x[: 2 * clients], y[: 2 * clients]),
-    )
+    data = (x, y, x[: 2 * clients], y[: 2 * clients])
+    return build_experiment(load(None, settings), data)
 
 
 def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def all_rounds(experiment: Experiment, answer: Connection) -> None:
@@ -65,24 +65,24 @@ def all_rounds(experiment: Experiment, answer: Connection) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedspd", "fedem", "fedavg"])
-def test_the_estimate_is_within_a_tenth_of_what_a_run_takes(method):
-    """The run is made by a fork, whose peak is its own."""
+def test_estimate_is_within_a_tenth_of_the_memory_of_a_run(method):
+    """A fork runs the rounds: it has a peak of its own."""
     experiment = wide_network(method)
     expected = estimate(experiment)["memory"]["total"]
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=all_rounds, args=(experiment, there))
     process.start()
-    assert here.poll(200)
+    there.close()
     found = here.recv()
     process.join()
     assert expected == pytest.approx(found, rel=0.1)
 
 
-def test_the_state_does_not_keep_what_it_is_a_part_of():
+def test_state_does_not_keep_the_tensor_that_it_is_a_view_of():
     @dataclass(frozen=True)
     class Views(Local):
-        """Its state is a view of something a hundred times as large."""
+        """A method whose state is a view of a tensor a hundred times as large."""
 
         def begin(self, learner: Learner, data: Block, key: Key) -> State:
             state = super().begin(learner, data, key)
@@ -95,11 +95,8 @@ def test_the_state_does_not_keep_what_it_is_a_part_of():
         def part_of_a_hundred(self, model_CP: Tensor) -> Tensor:
             return model_CP.repeat(1, 100)[:, : model_CP.shape[1]]
 
-    runner = BlockRunner(
-        replace(
-            build_experiment(load(None, ["clients=3", "data.examples=10"])).plan, algorithm=Views()
-        )
-    )
+    plan = build_experiment(load(None, ["clients=3", "data.examples=10"])).plan
+    runner = BlockRunner(replace(plan, algorithm=Views()))
     runner.begin()
     first = runner.state.model_CP
     assert first.untyped_storage().nbytes() == first.nbytes

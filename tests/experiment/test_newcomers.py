@@ -1,4 +1,4 @@
-"""Clients that never took part."""
+"""Newcomers: clients that join after training."""
 
 import numpy as np
 import pytest
@@ -18,44 +18,42 @@ TINY = {
 }
 
 
-def test_a_newcomer_gets_as_many_neighbours_as_a_client_has_and_hears_no_other_newcomer():
-    path = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)])
-    graph = attach_newcomers(path, 2, Key(0))
+def test_newcomer_has_as_many_neighbours_as_a_client_and_none_that_is_new():
+    ring = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)])
+    graph = attach_newcomers(ring, 2, Key(0))
     assert graph.clients == 6
     assert graph.degree[4:].tolist() == [2, 2]
     assert all((graph.neighbours(i) < 4).all() for i in (4, 5))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_newcomers_are_scored_beside_the_others_alike_with_any_number_of_workers(method):
+def test_newcomers_score_the_same_with_any_number_of_workers(method):
     with_two = fedspd.run(TINY | {"method": method, "holdout_clients": 2}, workers=2).summary
     again = fedspd.run(TINY | {"method": method, "holdout_clients": 2}).summary
     assert with_two["newcomers"] == again["newcomers"]
     assert with_two["hash"] == again["hash"]
-    assert with_two["steps"] == again["steps"]  # the newcomers' own steps are told apart
+    assert with_two["steps"] == again["steps"]  # without the newcomers' own steps
     assert 0 <= with_two["newcomers"]["accuracy"]["mean"] <= 1
     assert len(with_two["newcomers"]["test_loss"]) == 2
     senders = {(i, j) for i, j in with_two["newcomers"]["edges"]}
     assert len(senders) == 6
     assert all(i < 6 <= j for i, j in senders)
     clusters = {"fedavg": 1, "pfedme": 1, "local": 0}.get(method, 2)
-    assert (
-        with_two["newcomers"]["models"] == 2 * 3 * clusters
-    )  # two newcomers, three neighbours each
+    assert with_two["newcomers"]["models"] == 2 * 3 * clusters  # two newcomers, three neighbours
 
 
 @pytest.mark.parametrize(("method", "clusters"), [("fedavg", 1), ("fedem", 2)])
-def test_a_server_sends_a_newcomer_one_mean_per_cluster(method, clusters):
+def test_newcomer_of_a_star_receives_one_mean_per_cluster(method, clusters):
     star = TINY | {"method": method, "holdout_clients": 2, "topology": {"kind": "star"}}
     assert fedspd.run(star).summary["newcomers"]["models"] == 2 * clusters
 
 
-def test_without_newcomers_nothing_is_said_of_them():
+def test_summary_without_newcomers_has_none():
     assert fedspd.run(TINY).summary["newcomers"] is None
 
 
-def test_a_newcomer_finds_its_mixture_from_the_centers_that_it_hears():
-    """Two regressions, y = 2x for four examples of five, and y = -2x: the newcomers' shares are as those that trained have them."""
+def test_newcomer_finds_its_mixture_from_the_centers_it_receives():
+    """Two regressions: y = 2x for four examples of five, and y = -2x for the fifth."""
     rng = np.random.default_rng(0)
 
     def part(n):
@@ -63,17 +61,19 @@ def test_a_newcomer_finds_its_mixture_from_the_centers_that_it_hears():
         return x.astype(np.float32), (np.where(truth, -2, 2) * x[:, 0]).astype(np.float32)
 
     config = {
-        "clients": 8, "rounds": 40, "holdout_clients": 3, "model": {"name": "linear"}, "topology": {"kind": "complete"},
-        "data": {"mixture": "iid", "examples": 40, "test_examples": 5}, "training": {"lr": 0.2, "decay": 1.0},
+        "clients": 8,
+        "rounds": 40,
+        "holdout_clients": 3,
+        "model": {"name": "linear"},
+        "topology": {"kind": "complete"},
+        "data": {"mixture": "iid", "examples": 40, "test_examples": 5},
+        "training": {"lr": 0.2, "decay": 1.0},
         "fedspd": {"final_epochs": 0},
-    }  # fmt: skip
+    }
     result = fedspd.run(config, data=(*part(500), *part(100)))
     mixture = np.array(result.summary["newcomers"]["mixture"])
     network = result.mixture
     assert mixture.shape == (3, 2)
-    assert network.mean(0).max() == pytest.approx(
-        0.8, abs=0.05
-    )  # the network has told the two apart
-    assert mixture.mean(0) == pytest.approx(
-        network.mean(0), abs=0.1
-    )  # a first assignment, at random, has a half in each
+    assert network.mean(0).max() == pytest.approx(0.8, abs=0.05)  # the clusters are the regressions
+    # a random assignment would have a half in each
+    assert mixture.mean(0) == pytest.approx(network.mean(0), abs=0.1)

@@ -1,0 +1,159 @@
+"""Events of a run: their fields, their alarms, and the summary of them all.
+
+Shapes: C clients, S clusters, D distributions.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedspd
+from fedspd.experiment.events import alarms
+from fedspd.runtime.measures import Measures
+
+TINY = {
+    "clients": 4,
+    "rounds": 2,
+    "data": {"examples": 24},
+    "topology": {"degree": 2},
+    "training": {"epochs": 1, "batch": 8},
+    "fedspd": {"final_epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return fedspd.run(TINY, out=tmp_path_factory.mktemp("runs") / "a")
+
+
+def stored_edges(result):
+    edges = json.loads((result.folder / "topology.json").read_text())["list"]
+    return {(i, j) for i, j in edges}
+
+
+# ---- fields
+
+
+def test_events_are_one_per_round_and_one_of_the_final_phase(result):
+    first, second, final = result.events()
+    assert [event["event"] for event in (first, second, final)] == ["round", "round", "final"]
+    assert final["traffic"] == []
+    models = [len(event["traffic"][0]["models"]) for event in (first, second)]
+    assert result.summary["models_sent"] == sum(models)
+
+
+def test_round_event_has_the_metrics_of_every_client(result):
+    for event in result.events()[:2]:
+        assert len(event["accuracy"]) == len(event["loss"]) == len(event["test_loss"]) == 4
+        assert np.allclose(np.array(event["mixture"]).sum(1), 1)
+        assert 0.5 <= event["purity"] <= 1
+        assert len(event["consensus"]) == 2
+        assert all(distance >= 0 for distance in event["consensus"])
+        assert np.sum(event["table"]) == 4 * 24
+        assert {"train", "losses", "total"} <= set(event["seconds"])
+        assert event["alarms"] == []
+
+
+def test_round_event_has_the_traffic_along_the_edges(result):
+    edges = stored_edges(result)
+    for event in result.events()[:2]:
+        (traffic,) = event["traffic"]
+        for sender, receiver, cluster in traffic["models"]:
+            assert (min(sender, receiver), max(sender, receiver)) in edges
+            assert cluster in (0, 1)
+        assert traffic["model_bytes"] == 4 * result.experiment.plan.learner.size
+        models = len(traffic["models"]) * traffic["model_bytes"]
+        announced = traffic["announcements"] * traffic["announcement_bytes"]
+        assert event["bytes"]["point_to_point"] == models + announced
+
+
+def test_round_event_has_its_edges_where_the_graph_changes():
+    ring = {"kind": "ring", "remove": 0.5}
+    changes = {"clients": 6, "method": "fedavg", "topology": ring, "rounds": 4}
+    result = fedspd.run(TINY | changes)
+    rounds = [event for event in result.events() if event["event"] == "round"]
+    edges = [{(i, j) for i, j in event["edges"]} for event in rounds]
+    assert edges[0] == stored_edges(result)
+    assert any(later != edges[0] for later in edges)
+    for event, present in zip(rounds, edges, strict=True):
+        (traffic,) = event["traffic"]
+        both_ways = present | {(j, i) for i, j in present}
+        assert {(sender, receiver) for sender, receiver, _ in traffic["models"]} == both_ways
+        assert traffic["announcements"] == len(both_ways)
+
+
+def test_event_has_no_purity_for_one_distribution():
+    assert fedspd.run(TINY | {"data": TINY["data"] | {"mixture": "iid"}}).summary["purity"] is None
+
+
+def test_summary_does_not_count_the_shares_of_fedsoft_as_models():
+    """Two clients, picked for both clusters: two votes up and two means down in each round."""
+    changes = {"method": "fedsoft", "clients": 2, "fedsoft": {"select": 2}}
+    result = fedspd.run(TINY | changes | {"topology": {"kind": "star"}})
+    assert result.summary["models_sent"] == 2 * 2 * (2 + 2)
+
+
+def test_documents_and_events_are_valid_json(result):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    documents = [*result.folder.glob("*.json"), *(result.folder / "checkpoints").rglob("*.json")]
+    assert len(documents) == 5
+    lines = (result.folder / "events.jsonl").read_text().splitlines()
+    for text in [*(path.read_text() for path in documents), *lines]:
+        json.loads(text, parse_constant=refuse)
+
+
+# ---- alarms
+
+
+@pytest.mark.parametrize("method", ["fedspd", "fedavg", "local"])
+def test_run_that_diverges_ends_with_an_alarm(method, tmp_path):
+    changes = {"training": {"lr": 1e6}, "fedspd": {"align_every": 1}, "rounds": 3}
+    result = fedspd.run(TINY | {"method": method} | changes, out=tmp_path / "a", workers=2)
+    sentence = "The loss is not finite at clients 0, 1, 2, 3: try a smaller training.lr."
+    assert sentence in result.summary["alarms"]
+    assert "NaN" not in (tmp_path / "a" / "events.jsonl").read_text()
+
+
+def test_warm_up_raises_no_alarm():
+    result = fedspd.run(TINY | {"fedspd": {"warmup": 1}})
+    assert [event["alarms"] for event in result.events()] == [[], [], []]
+
+
+def measures(table, loss=0.5, test_loss=0.5):
+    table_CSD = np.array(table)
+    C = len(table_CSD)
+    return Measures(np.zeros(C), np.full(C, test_loss), np.full(C, loss), None, table_CSD, None)
+
+
+def test_alarms_report_an_empty_cluster():
+    empty = "Cluster 1 is empty at every client."
+    assert alarms(measures([[[5, 5], [0, 0]], [[4, 6], [0, 0]]])) == [empty]
+    assert alarms(measures([[[5, 5], [0, 0]], [[4, 5], [0, 1]]])) == []
+
+
+def test_alarms_report_switched_labels():
+    straight, switched = [[9, 0], [1, 10]], [[0, 10], [10, 0]]
+    sentence = "Labels are switched at clients 1: they name the clusters unlike the rest."
+    assert alarms(measures([straight, straight, straight])) == []
+    assert alarms(measures([straight, switched, straight])) == [sentence]
+
+
+def test_alarms_report_a_loss_that_is_not_finite():
+    table = [[[9, 0], [1, 10]]] * 10
+    sentence = (
+        "The loss is not finite at clients 0, 1, 2, 3, 4, 5, 6, 7 and 2 more: "
+        "try a smaller training.lr."
+    )
+    assert alarms(measures(table, loss=np.inf)) == [sentence]
+    assert alarms(measures(table, test_loss=np.nan)) == [sentence]
+    assert alarms(measures(table, loss=np.nan)) == []
+
+
+def test_alarms_of_a_single_client_report_its_loss_alone():
+    """A node may have all examples in one cluster, and its id in the network need not be 0."""
+    sentence = "The loss is not finite: try a smaller training.lr."
+    assert alarms(measures([[[5, 5], [0, 0]]])) == []
+    assert alarms(measures([[[5, 5], [0, 0]]], loss=np.inf)) == [sentence]
