@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedspd.cli.data import app
 from fedspd.core.errors import DataError
-from fedspd.data.sources import OFFICIAL
+from fedspd.data.sources import DATASETS
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def run(tmp_path, monkeypatch):
 @pytest.fixture
 def mnist_folder(tmp_path):
     (tmp_path / "mine").mkdir()
-    for file in OFFICIAL["mnist"].files:
+    for file in DATASETS["mnist"].files:
         array = np.zeros((2, 28, 28)) if "images" in file else np.array([1, 3])
         content = (
             struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
@@ -37,13 +37,13 @@ def mnist_folder(tmp_path):
 def test_list_shows_all_datasets(run, tmp_path):
     result = run("list")
     assert result.exit_code == 0
-    assert all(name in result.stdout for name in OFFICIAL)
+    assert all(name in result.stdout for name in DATASETS)
     assert "124,800" in result.stdout
     assert "1 x 28 x 28" in result.stdout
     rows = json.loads(run("list", "--json").stdout)
     assert rows["folder"] == str(tmp_path / "data")
     assert {row["name"]: row["present"] for row in rows["datasets"]} == {
-        name: name == "digits" for name in OFFICIAL
+        name: name == "digits" for name in DATASETS
     }
     assert rows["datasets"][0] == {
         "name": "digits",
@@ -59,7 +59,7 @@ def test_get_takes_files_and_says_that_they_are_not_the_official_ones(run, tmp_p
     result = run("get", "mnist", "--from", mnist_folder)
     assert result.exit_code == 0
     assert f"mnist is ready in {tmp_path / 'data' / 'mnist'}." in result.stdout
-    assert result.stderr.count("not the official one") == 4
+    assert result.stderr.count("not the official content") == 4
     facts = json.loads(run("info", "mnist", "--json").stdout)
     assert (facts["train"], facts["test"], facts["shape"], facts["classes"]) == (
         2,
@@ -119,7 +119,7 @@ def test_info_of_a_users_own_regression(run, tmp_path):
         (("info", "mnist"), "fedspd data get mnist"),
         (("info", "mnits"), "did you mean 'mnist'"),
         (("get", "cifar"), "did you mean 'cifar10'"),
-        (("get", "mnist", "--from", "nowhere"), "--from nowhere has no train-images-idx3-ubyte.gz"),
+        (("get", "mnist", "--from", "nowhere"), "'nowhere': no file train-images-idx3-ubyte.gz"),
     ],
 )
 def test_refusals_reach_the_main_program(run, arguments, sentence):

@@ -1,4 +1,4 @@
-"""The data of a whole network: rows, blocks, order, manifest."""
+"""The data of all clients: rows, blocks, order and description."""
 
 import json
 
@@ -11,7 +11,7 @@ from fedspd.data.federation import (
     Distribution,
     Federation,
     Partition,
-    as_shaped,
+    convert_images,
     description_hash,
     gather,
 )
@@ -20,14 +20,14 @@ from fedspd.data.partitioning import federate
 from fedspd.data.sources import Examples, Source
 
 
-def digits(count: int, seed: int) -> Examples:
+def noise(count: int, seed: int) -> Examples:
     random = np.random.default_rng(seed)
     return Examples(
         random.integers(0, 256, (count, 1, 3, 3), dtype=np.uint8), random.integers(0, 10, count)
     )
 
 
-SOURCE = Source("noise", digits(900, 0), digits(300, 1), 10)
+SOURCE = Source("noise", noise(900, 0), noise(300, 1), 10)
 
 
 @pytest.fixture
@@ -35,15 +35,15 @@ def federation() -> Federation:
     return federate(SOURCE, DataOptions(examples=50, imbalance=4.0), 6, Key(7))
 
 
-def test_gather_by_hand() -> None:
+def test_gather_transforms_and_scales_examples() -> None:
     images = np.array([[[[0, 255], [51, 102]]], [[[255, 255], [0, 0]]]], dtype=np.uint8)
-    ways = [
+    distributions = [
         Distribution("plain"),
         Distribution("rotated", rotated=True),
         Distribution("permuted", relabel=(1, 2, 0)),
     ]
-    deal = Partition(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]))
-    part = gather([Examples(images, np.array([0, 1]))], ways, deal)
+    partition = Partition(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]))
+    part = gather([Examples(images, np.array([0, 1]))], distributions, partition)
     expected = torch.tensor([[[-1, 1], [-0.6, -0.2]], [[1, -0.2], [-1, -0.6]], [[1, 1], [-1, -1]]])
     assert torch.allclose(part.x[:, 0], expected)
     assert part.y.tolist() == [0, 0, 2]
@@ -52,15 +52,15 @@ def test_gather_by_hand() -> None:
     assert part.x.is_contiguous()
 
 
-def test_images_are_resized_between_their_pixels_and_made_rgb() -> None:
+def test_convert_images_interpolates_pixels_and_repeats_channels() -> None:
     image = np.array([[[[0, 100], [0, 100]]]], dtype=np.uint8)
-    grown = as_shaped(image, (3, 4, 4))
-    assert grown.dtype == np.uint8
-    assert grown.shape == (1, 3, 4, 4)
-    assert (grown == np.array([0, 25, 75, 100])).all()
+    converted = convert_images(image, (3, 4, 4))
+    assert converted.dtype == np.uint8
+    assert converted.shape == (1, 3, 4, 4)
+    assert (converted == np.array([0, 25, 75, 100])).all()
 
 
-def test_a_block_is_a_view_of_the_clients_own_rows(federation: Federation) -> None:
+def test_block_is_a_view_of_the_clients_rows(federation: Federation) -> None:
     for name, part in (("train", federation.train), ("test", federation.test)):
         block = federation.block([4, 1], name)  # type: ignore[arg-type]
         assert list(block.clients) == [4, 1]
@@ -73,11 +73,11 @@ def test_a_block_is_a_view_of_the_clients_own_rows(federation: Federation) -> No
             assert x.data_ptr() == part.x[first].data_ptr()
 
 
-def test_a_block_holds_no_truth(federation: Federation) -> None:
+def test_block_has_no_truth(federation: Federation) -> None:
     assert not hasattr(federation.block([0]), "truth")
 
 
-def test_shape_and_size(federation: Federation) -> None:
+def test_federation_has_the_shape_and_amounts_asked_for(federation: Federation) -> None:
     assert federation.shape == (1, 3, 3)
     assert federation.clients == 6
     assert len(federation.train.y) == 300
@@ -85,9 +85,9 @@ def test_shape_and_size(federation: Federation) -> None:
     assert sorted(np.diff(federation.train.start)) == [20, 20, 50, 50, 80, 80]
 
 
-def test_the_order_tells_nothing_about_the_truth() -> None:
-    """Over 400 clients of 20 examples, as many of the second distribution lie in the first halves as in the second halves."""
-    source = Source("noise", digits(9000, 0), digits(4500, 1), 10)
+def test_order_of_examples_is_independent_of_the_truth() -> None:
+    """Over 400 clients, both halves of the rows have as many of the second distribution."""
+    source = Source("noise", noise(9000, 0), noise(4500, 1), 10)
     for mixture in ("rotation", "parity"):
         examples = 20 if mixture == "rotation" else 18
         options = DataOptions(mixture=mixture, examples=examples, test_examples=10)
@@ -101,23 +101,20 @@ def test_the_order_tells_nothing_about_the_truth() -> None:
             assert abs(truth_CE[:, 0].mean() - truth_CE.mean()) < 3 * 0.5 / 20
 
 
-def test_the_manifest_counts_what_each_client_has(federation: Federation) -> None:
+def test_description_counts_each_clients_examples(federation: Federation) -> None:
     for client, entry in enumerate(federation.description["clients"]):
         for name, part in (("train", federation.train), ("test", federation.test)):
             first, last = entry[name]["rows"]
             assert [first, last] == part.start[client : client + 2].tolist()
-            assert (
-                entry[name]["counts"] == np.bincount(part.truth[first:last], minlength=2).tolist()
-            )
+            counts = np.bincount(part.truth[first:last], minlength=2)
+            assert entry[name]["counts"] == counts.tolist()
     assert federation.description["options"]["imbalance"] == 4.0
     assert federation.description["seed"] == 7
-    assert [each["name"] for each in federation.description["distributions"]] == [
-        "plain",
-        "rotated",
-    ]
+    names = [each["name"] for each in federation.description["distributions"]]
+    assert names == ["plain", "rotated"]
 
 
-def test_the_manifest_survives_json_with_its_hash(federation: Federation) -> None:
+def test_description_survives_json_with_its_hash(federation: Federation) -> None:
     again = json.loads(json.dumps(federation.description))
     assert again == federation.description
     assert description_hash(again) == federation.description["hash"]
@@ -125,7 +122,7 @@ def test_the_manifest_survives_json_with_its_hash(federation: Federation) -> Non
     assert description_hash(again) != federation.description["hash"]
 
 
-def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
+def test_description_hash_depends_on_seed_options_and_every_pixel() -> None:
     options = DataOptions(examples=50)
     one_pixel = SOURCE.train.x.copy()
     one_pixel[0, 0, 0, 0] ^= 1
@@ -136,15 +133,13 @@ def test_the_hash_follows_the_seed_the_options_and_every_pixel() -> None:
         federate(SOURCE, DataOptions(examples=51), 6, Key(0)).description,
         federate(changed, options, 6, Key(0)).description,
     ]
-    assert len({manifest["hash"] for manifest in descriptions}) == 4
+    assert len({description["hash"] for description in descriptions}) == 4
     assert federate(SOURCE, options, 6, Key(0)).description == descriptions[0]
-    assert (
-        descriptions[0]["clients"][0]["train"]["sha256"]
-        != descriptions[1]["clients"][0]["train"]["sha256"]
-    )
+    one, other = (each["clients"][0]["train"]["sha256"] for each in descriptions[:2])
+    assert one != other
 
 
-def test_a_source_of_float64_stays_float64():
+def test_federate_keeps_float64():
     x, y = np.linspace(0, 1, 40).reshape(20, 2), np.linspace(1, 2, 20)
     source = Source("exact", Examples(x, y), Examples(x, y), 0)
     part = federate(source, DataOptions(mixture="iid", examples=4), 2, Key(0)).train

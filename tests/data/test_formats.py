@@ -30,7 +30,7 @@ def write_pair(folder: Path, images: bytes, labels: bytes) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_idx_gives_images_with_a_channel_and_labels(tmp_path, pack):
+def test_idx_returns_images_with_one_channel_and_labels(tmp_path, pack):
     paths = write_pair(tmp_path, pack(idx_bytes(RAMP)), pack(idx_bytes(np.array([7, 3]))))
     x_NCHW, y_N = formats.idx(*paths, classes=10)
     assert x_NCHW.dtype == np.uint8
@@ -39,7 +39,7 @@ def test_idx_gives_images_with_a_channel_and_labels(tmp_path, pack):
     assert y_N.tolist() == [7, 3]
 
 
-def test_emnist_images_are_turned_upright_and_letters_start_at_zero(tmp_path):
+def test_emnist_returns_upright_images_and_letters_from_zero(tmp_path):
     upright = np.zeros((1, 28, 28), np.uint8)
     upright[0, 0, 5] = 255  # in the top row
     stored = upright.transpose(0, 2, 1)
@@ -51,13 +51,13 @@ def test_emnist_images_are_turned_upright_and_letters_start_at_zero(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "named", "sentence"),
+    ("images", "labels", "name", "message"),
     [
-        (idx_bytes(RAMP)[:-1], b"", "images", "only 1567 bytes after the header, expected 1568"),
-        (idx_bytes(RAMP) + b"x", b"", "images", "more bytes after the header, expected 1568"),
+        (idx_bytes(RAMP)[:-1], b"", "images", "only 1567 bytes after the header; expected 1568"),
+        (idx_bytes(RAMP) + b"x", b"", "images", "more bytes after the header; expected 1568"),
         (idx_bytes(RAMP)[:9], b"", "images", "the end of the file inside the header"),
         (b"", b"", "images", "the end of the file inside the header"),
-        (idx_bytes(np.array([1, 2])), b"", "images", "0x00000801, expected 0x00000803"),
+        (idx_bytes(np.array([1, 2])), b"", "images", "0x00000801; expected 0x00000803"),
         (
             struct.pack(">4I", 0x803, 2**32 - 1, 2**16, 2**16),
             b"",
@@ -67,7 +67,7 @@ def test_emnist_images_are_turned_upright_and_letters_start_at_zero(tmp_path):
         (struct.pack(">4I", 0x803, 0, 28, 28), b"", "images", "announces 0 bytes"),
         (gzip.compress(idx_bytes(RAMP), mtime=0)[:-9], b"", "images", "a broken gzip stream"),
         (
-            gzip.compress(idx_bytes(RAMP), mtime=0) + b"rubbish",
+            gzip.compress(idx_bytes(RAMP), mtime=0) + b"malformed",
             b"",
             "images",
             "a broken gzip stream",
@@ -76,39 +76,39 @@ def test_emnist_images_are_turned_upright_and_letters_start_at_zero(tmp_path):
             idx_bytes(RAMP[:, 1:]),
             idx_bytes(np.array([1, 2])),
             "images",
-            "images of 27 x 28 pixels, expected 28 x 28",
+            "images of 27 x 28 pixels; expected 28 x 28",
         ),
         (
             idx_bytes(RAMP),
             idx_bytes(np.array([1, 2, 3])),
             "labels",
-            "3 labels, expected as many as the 2 images",
+            "3 labels; expected 2, one for each image",
         ),
         (
             idx_bytes(RAMP),
             idx_bytes(np.array([1, 10])),
             "labels",
-            "the label 10, expected labels from 0 to 9",
+            "the label 10; expected labels from 0 to 9",
         ),
     ],
 )
-def test_a_damaged_idx_file_is_named_with_what_was_found_and_expected(
-    tmp_path, images, labels, named, sentence
+def test_idx_rejects_a_damaged_file_with_the_found_and_the_expected_value(
+    tmp_path, images, labels, name, message
 ):
     paths = write_pair(tmp_path, images, labels)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         formats.idx(*paths, classes=10)
-    assert str(tmp_path / named) in str(refused.value)
-    assert sentence in str(refused.value)
+    assert str(tmp_path / name) in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_label_below_the_first_is_refused(tmp_path):
+def test_emnist_rejects_a_label_below_the_first(tmp_path):
     paths = write_pair(tmp_path, idx_bytes(RAMP), idx_bytes(np.array([0, 1])))
-    with pytest.raises(DataError, match="the label 0, expected labels from 1 to 26"):
+    with pytest.raises(DataError, match="the label 0; expected labels from 1 to 26"):
         formats.emnist(*paths, classes=26, first=1)
 
 
-def test_a_header_that_promises_much_does_not_cost_memory(tmp_path):
+def test_idx_allocates_no_memory_for_a_header_that_announces_too_much(tmp_path):
     import tracemalloc
 
     paths = write_pair(tmp_path, struct.pack(">4I", 0x803, 2**20, 28, 28) + b"few", b"")
@@ -117,15 +117,15 @@ def test_a_header_that_promises_much_does_not_cost_memory(tmp_path):
         formats.idx(*paths, classes=10)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3 * formats.CHUNK
+    assert peak < 3 * formats.CHUNK_BYTES
 
 
 @given(content=st.binary(max_size=64), packed=st.booleans())
-def test_any_bytes_are_read_or_refused(tmp_path_factory, content, packed):
+def test_idx_array_reads_or_rejects_any_bytes(tmp_path_factory, content, packed):
     path = tmp_path_factory.mktemp("any") / "labels"
     path.write_bytes(gzip.compress(content) if packed else content)
-    whole = len(content) > 8 and content[:8] == struct.pack(">2I", 0x801, len(content) - 8)
-    if whole:
+    is_valid = len(content) > 8 and content[:8] == struct.pack(">2I", 0x801, len(content) - 8)
+    if is_valid:
         assert formats._idx_array(path, 1).tolist() == list(content[8:])
     else:
         with pytest.raises(DataError, match="labels"):
@@ -133,7 +133,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, packed):
 
 
 @given(labels=st.lists(st.integers(0, 255), min_size=1, max_size=40))
-def test_what_is_written_is_read(tmp_path_factory, labels):
+def test_idx_array_reads_labels_as_written(tmp_path_factory, labels):
     path = tmp_path_factory.mktemp("idx") / "labels"
     path.write_bytes(gzip.compress(idx_bytes(np.array(labels))))
     assert formats._idx_array(path, 1).tolist() == labels
@@ -143,7 +143,7 @@ def cifar_row(*labels: int) -> bytes:
     return bytes(labels) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024)
 
 
-def test_cifar10_rows_are_a_label_then_red_green_blue(tmp_path):
+def test_cifar_reads_rows_of_one_label_and_three_channels(tmp_path):
     for number, labels in enumerate([(3, 9), (0,)]):
         (tmp_path / f"{number}.bin").write_bytes(b"".join(cifar_row(label) for label in labels))
     x_NCHW, y_N = formats.cifar([tmp_path / "0.bin", tmp_path / "1.bin"], (10,))
@@ -153,7 +153,7 @@ def test_cifar10_rows_are_a_label_then_red_green_blue(tmp_path):
     assert y_N.tolist() == [3, 9, 0]
 
 
-def test_cifar100_rows_have_a_coarse_and_a_fine_label(tmp_path):
+def test_cifar_returns_the_last_of_two_labels(tmp_path):
     (tmp_path / "train.bin").write_bytes(cifar_row(19, 99) + cifar_row(4, 0))
     x_NCHW, y_N = formats.cifar([tmp_path / "train.bin"], (20, 100))
     assert x_NCHW.shape == (2, 3, 32, 32)
@@ -161,25 +161,25 @@ def test_cifar100_rows_have_a_coarse_and_a_fine_label(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "ranges", "sentence"),
+    ("content", "ranges", "message"),
     [
-        (cifar_row(1)[:-1], (10,), "3072 bytes, expected a whole number of rows of 3073 bytes"),
+        (cifar_row(1)[:-1], (10,), "3072 bytes; expected complete rows of 3073 bytes"),
         (b"", (10,), "0 bytes"),
-        (cifar_row(10), (10,), "the label 10, expected labels from 0 to 9"),
-        (cifar_row(20, 5), (20, 100), "the label 20, expected labels from 0 to 19"),
+        (cifar_row(10), (10,), "the label 10; expected labels from 0 to 9"),
+        (cifar_row(20, 5), (20, 100), "the label 20; expected labels from 0 to 19"),
         (cifar_row(1, 100), (20, 100), "the label 100"),
-        (cifar_row(1), (20, 100), "3073 bytes, expected a whole number of rows of 3074 bytes"),
+        (cifar_row(1), (20, 100), "3073 bytes; expected complete rows of 3074 bytes"),
     ],
 )
-def test_a_damaged_cifar_file_is_named(tmp_path, content, ranges, sentence):
+def test_cifar_rejects_a_damaged_file(tmp_path, content, ranges, message):
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(content)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         formats.cifar([path], ranges)
-    assert str(path) in str(refused.value)
-    assert sentence in str(refused.value)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"nowhere\.bin cannot be read: No such file"):
+def test_cifar_rejects_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.bin': cannot be read: No such file"):
         formats.cifar([tmp_path / "nowhere.bin"], (10,))

@@ -32,18 +32,18 @@ Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 @app.command("list")
 def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
     """All datasets, and whether their files are here."""
-    from fedspd.data.sources import OFFICIAL, data_folder, present
+    from fedspd.data.sources import DATASETS, data_folder, is_present
 
     rows: list[dict[str, Any]] = [
         {
             "name": name,
-            "classes": official.classes,
-            "shape": official.shape,
-            "train": official.train.examples,
-            "test": official.test.examples,
-            "present": present(name, folder),
+            "classes": spec.classes,
+            "shape": spec.shape,
+            "train": spec.train.examples,
+            "test": spec.test.examples,
+            "present": is_present(name, folder),
         }
-        for name, official in OFFICIAL.items()
+        for name, spec in DATASETS.items()
     ]
     if as_json:
         typer.echo(json.dumps({"folder": str(data_folder(folder)), "datasets": rows}))
@@ -65,8 +65,8 @@ def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
         TransferSpeedColumn,
     )
 
-    from fedspd.data import download
-    from fedspd.data.sources import home, lookup
+    from fedspd.data.download import get_dataset
+    from fedspd.data.sources import dataset_folder, dataset_spec
 
     tasks: dict[str, TaskID] = {}
     columns = (
@@ -82,11 +82,13 @@ def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
                 tasks[file] = bars.add_task(file)
             bars.update(tasks[file], completed=done, total=total)
 
-        remarks = download.get(name, folder, from_folder, show)
+        remarks = get_dataset(name, folder, from_folder, show)
     for remark in remarks:
         typer.echo(remark, err=True)
     typer.echo(
-        f"{name} is ready in {home(name, folder)}." if lookup(name).files else f"{name} is ready."
+        f"{name} is ready in {dataset_folder(name, folder)}."
+        if dataset_spec(name).files
+        else f"{name} is ready."
     )
 
 
@@ -111,15 +113,15 @@ def info(name: AnyData, folder: Folder = None, as_json: Json = False) -> None:
 def _facts(name: str, folder: Path | None) -> dict[str, Any]:
     import numpy as np
 
-    from fedspd.data.own import resolve
-    from fedspd.data.sources import ALIASES, OFFICIAL, fingerprint, home
+    from fedspd.data.custom import load_source
+    from fedspd.data.sources import dataset_folder, dataset_spec, fingerprint, is_official
 
-    source = resolve(name, folder)
-    official = OFFICIAL.get(ALIASES.get(name, name))
+    source = load_source(name, folder)
+    has_files = is_official(name) and bool(dataset_spec(name).files)
     labels = {"train": source.train.y, "test": source.test.y}
     return {
         "name": source.name,
-        "folder": str(home(name, folder)) if official and official.files else None,
+        "folder": str(dataset_folder(name, folder)) if has_files else None,
         "train": len(source.train.y),
         "test": len(source.test.y),
         "shape": source.shape,

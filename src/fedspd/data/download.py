@@ -1,10 +1,13 @@
-"""Official datasets into the data folder: from their official places, or from files that a user has.
+"""Official datasets into the data folder: downloaded, or copied from files that a user has.
 
-What is checked by what: a file that is downloaded by itself, by the SHA-256 of its content (after gunzip, so that a mirror may
-compress it anew); an archive, by its own SHA-256, before anything is taken out of it. A user's own files are really read; where
-their content differs from the official one (CIFAR-100 in another order, say), that is remarked and not refused. The sums of MNIST,
-Fashion-MNIST and CIFAR-10 files were computed from the files and agree with published ones; those of the three archives and of the
-CIFAR-100 files are published ones. No sum of the single EMNIST files is known here.
+A file that is downloaded by itself is verified by the SHA-256 of its content after gunzip, so a
+mirror may compress it differently. An archive is verified by its own SHA-256 before it is unpacked.
+A user's files are read completely; if their content differs from the official one (CIFAR-100 in
+another order, for example), that is reported but not an error.
+
+The checksums of the MNIST, Fashion-MNIST and CIFAR-10 files were computed from the files and agree
+with published ones. Those of the three archives and of the CIFAR-100 files are published ones. No
+checksums of the single EMNIST files are known.
 """
 
 import gzip
@@ -26,241 +29,268 @@ from urllib.request import Request, urlopen
 
 from fedspd.core.errors import DataError
 from fedspd.data import formats
-from fedspd.data.sources import OFFICIAL, Official, find, home, lookup, read, refuse_pickles
+from fedspd.data.sources import (
+    DATASETS,
+    DatasetSpec,
+    dataset_folder,
+    dataset_spec,
+    find_file,
+    read_dataset,
+    reject_pickles,
+)
 
-Progress = Callable[
-    [str, int, int | None], None
-]  # a file's name, the bytes that are here, the bytes in all where known
+# Called with a file's name, the bytes received and the bytes in all, if known.
+OnProgress = Callable[[str, int, int | None], None]
 
 TIMEOUT_SECONDS = 30
 PARTIAL_CONTENT = 206
-NOTHING_LEFT_TO_SEND = 416
+RANGE_NOT_SATISFIABLE = 416
 
 
 @dataclass(frozen=True)
 class DownloadSource:
-    """An address that ends with "/" has the files one by one; any other is an archive of them all."""
+    """Where a dataset is downloaded from, and its checksums.
 
-    address: str
-    sha256: Mapping[str, str]  # of an archive, or of a file's content, by name
+    A URL that ends with "/" has the files one by one; any other is an archive of all of them.
+
+    sha256           SHA-256 of the content of the files, by name
+    archive_sha256   SHA-256 of the archive, if there is one
+    """
+
+    url: str
+    sha256: Mapping[str, str]
+    archive_sha256: str = ""
 
     @property
     def archive(self) -> str:
-        return self.address.rpartition("/")[2]
+        """The name of the archive; empty if there is none."""
+        return self.url.rpartition("/")[2]
+
+
+def _checksums(name: str, *sha256: str) -> dict[str, str]:
+    """Return the checksums of a dataset's files, in the order of its specification, by name."""
+    return dict(zip(DATASETS[name].files, sha256, strict=True))
 
 
 DOWNLOAD_SOURCES: dict[str, DownloadSource] = {
     "mnist": DownloadSource(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        {
-            "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        },
+        _checksums(
+            "mnist",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ),
     ),
     "fashion-mnist": DownloadSource(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        {
-            "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        },
+        _checksums(
+            "fashion-mnist",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
     ),
     "emnist": DownloadSource(
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-        {"gzip.zip": "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"},
+        {},
+        "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
     ),
     "cifar10": DownloadSource(
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        {
-            "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            "cifar-10-batches-bin/data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-            "cifar-10-batches-bin/data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-            "cifar-10-batches-bin/data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-            "cifar-10-batches-bin/data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-            "cifar-10-batches-bin/data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-            "cifar-10-batches-bin/test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-        },
+        _checksums(
+            "cifar10",
+            "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        ),
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
     "cifar100": DownloadSource(
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-        {
-            "cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            "cifar-100-binary/train.bin": "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
-            "cifar-100-binary/test.bin": "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
-        },
+        _checksums(
+            "cifar100",
+            "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+            "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+        ),
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
 }
 
 
-def silent(file: str, done: int, total: int | None) -> None:
-    """The progress of nobody who watches."""
+def ignore_progress(file: str, received: int, total: int | None) -> None:
+    """Do nothing: the default of on_progress."""
 
 
-def get(
+def get_dataset(
     name: str,
     folder: Path | None = None,
     from_folder: Path | None = None,
-    progress: Progress = silent,
-    places: Mapping[str, DownloadSource] = DOWNLOAD_SOURCES,
+    on_progress: OnProgress = ignore_progress,
+    download_sources: Mapping[str, DownloadSource] = DOWNLOAD_SOURCES,
 ) -> list[str]:
-    """Bring a dataset's files into the data folder and read them once; the answer is what a person should be told."""
-    official, base = lookup(name), home(name, folder)
-    if not official.files:
-        return [f"'{name}' is part of scikit-learn: there is nothing to get."]
-    place = places[official.folder]
+    """Bring a dataset's files into the data folder, read them once, and return remarks on them."""
+    spec, target = dataset_spec(name), dataset_folder(name, folder)
+    if not spec.files:
+        return [f"'{name}' is part of scikit-learn: there is nothing to download."]
+    source = download_sources[spec.folder]
     try:
-        base.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         if from_folder is not None:
-            return _take(name, from_folder, base, place)
-        _download(official, base, place, progress)
+            return _copy_from(name, from_folder, target, source)
+        _download(spec, target, source, on_progress)
     except OSError as error:
         raise DataError(
-            f"{error.filename or base} cannot be read or written: {error.strerror or error}."
+            f"'{error.filename or target}': cannot be read or written: {error.strerror or error}."
         ) from error
-    read(name, base)
+    read_dataset(name, target)
     return []
 
 
-def _download(official: Official, base: Path, place: DownloadSource, progress: Progress) -> None:
-    missing = [file for file in official.files if not find(base, file)]
-    if missing and place.archive:
-        archive = base / place.archive
-        _fetch(place.address, archive, place.sha256[place.archive], _file_sha256, progress)
-        with _staged(base) as stage:
-            _unpack(archive, official.folder, stage)
+def _download(
+    spec: DatasetSpec, folder: Path, source: DownloadSource, on_progress: OnProgress
+) -> None:
+    missing = [file for file in spec.files if not find_file(folder, file)]
+    if missing and source.archive:
+        archive = folder / source.archive
+        _fetch(source.url, archive, source.archive_sha256, _file_sha256, on_progress)
+        with _staged(folder) as stage:
+            _unpack(archive, spec.folder, stage)
         archive.unlink()
         return
     for file in missing:
-        _fetch(place.address + file, base / file, place.sha256[file], content_sha256, progress)
+        url, sha256 = source.url + file, source.sha256[file]
+        _fetch(url, folder / file, sha256, content_sha256, on_progress)
 
 
 def _fetch(
-    url: str, target: Path, sha256: str, digest: Callable[[Path], str], progress: Progress
+    url: str, target: Path, sha256: str, digest: Callable[[Path], str], on_progress: OnProgress
 ) -> None:
-    """Download to NAME.part, continuing what an earlier attempt left; only what has the right sum gets its name."""
+    """Download to NAME.part, from where an earlier attempt stopped; rename it once verified."""
     part = target.with_name(target.name + ".part")
-    if target.exists():  # an archive that an earlier attempt did not live to unpack
+    if target.exists():  # an archive that an earlier attempt downloaded but did not unpack
         os.replace(target, part)
-    _transfer(url, part, progress)
+    _transfer(url, part, on_progress)
     try:
         found = digest(part)
     except DataError:
-        found = "none, for it is a broken gzip stream"
+        found = "unknown, since the gzip stream is broken"
     if found != sha256:
         part.unlink()
         raise DataError(
-            f"{url} sent a file that is not the official one: its SHA-256 is {found}, expected {sha256}; try again later."
+            f"{url}: not the official file, its SHA-256 is {found}; expected {sha256}. "
+            "Try again later."
         )
     os.replace(part, target)
 
 
-def _transfer(url: str, part: Path, progress: Progress) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "fedspd", **({"Range": f"bytes={have}-"} if have else {})}
+def _transfer(url: str, part: Path, on_progress: OnProgress) -> None:
+    size = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "fedspd", **({"Range": f"bytes={size}-"} if size else {})}
     try:
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
-            _receive(response, part, have if response.status == PARTIAL_CONTENT else 0, progress)
+            start = size if response.status == PARTIAL_CONTENT else 0
+            _receive(response, part, start, on_progress)
     except HTTPError as error:
-        if not (
-            have and error.code == NOTHING_LEFT_TO_SEND
-        ):  # then it is complete already, and its sum will show it
-            raise _unreachable(url, error) from error
+        # This code means that the part is complete already; its checksum will show it.
+        if not (size and error.code == RANGE_NOT_SATISFIABLE):
+            raise _download_error(url, error) from error
     except (OSError, HTTPException) as error:
-        raise _unreachable(url, error) from error
+        raise _download_error(url, error) from error
 
 
-def _receive(response: HTTPResponse, part: Path, start: int, progress: Progress) -> None:
+def _receive(response: HTTPResponse, part: Path, start: int, on_progress: OnProgress) -> None:
     length = response.headers["Content-Length"]
-    done, total = start, start + int(length) if length else None
+    received, total = start, start + int(length) if length else None
     with part.open("ab" if start else "wb") as file:
-        while chunk := response.read(formats.CHUNK):
+        while chunk := response.read(formats.CHUNK_BYTES):
             file.write(chunk)
-            done += len(chunk)
-            progress(part.stem, done, total)
-    if total is not None and done < total:
+            received += len(chunk)
+            on_progress(part.stem, received, total)
+    if total is not None and received < total:
         raise ConnectionError(
-            f"it broke off after {done} of {total} bytes, which are kept: the same command continues from there"
+            f"interrupted after {received} of {total} bytes; the same command continues from there"
         )
 
 
-def _unreachable(url: str, error: Exception) -> DataError:
+def _download_error(url: str, error: Exception) -> DataError:
     reason = error if isinstance(error, HTTPError) else getattr(error, "reason", error)
     return DataError(
-        f"{url} could not be downloaded ({reason}); without a network, add `--from DIR` to take files that you have."
+        f"{url}: the download failed: {reason}. Without a network, copy files that you have with "
+        "'fedspd data get NAME --from DIR'."
     )
 
 
-def _take(name: str, from_folder: Path, base: Path, place: DownloadSource) -> list[str]:
-    """Copy a user's files, or unpack the user's archive of them, after all could be read."""
-    files = lookup(name).files
-    with _staged(base) as stage:
-        origin = _origin(name, from_folder, stage, place)
-        read(name, origin)
+def _copy_from(name: str, folder: Path, target: Path, source: DownloadSource) -> list[str]:
+    """Copy a user's files, or unpack the user's archive of them, once all could be read."""
+    files = dataset_spec(name).files
+    with _staged(target) as stage:
+        origin = _find_origin(name, folder, stage, source)
+        read_dataset(name, origin)
         for file in files:
-            if origin != stage and (found := find(origin, file)):
+            if origin != stage and (found := find_file(origin, file)):
                 _copy(found, stage / file)
         return [
-            f"{file} is readable, but its content is not the official one (by SHA-256): it may be in another order, or changed."
+            f"'{file}': readable, but by its SHA-256 not the official content; it may be in "
+            "another order, or changed."
             for file in files
-            if file in place.sha256 and place.sha256[file] != content_sha256(stage / file)
+            if file in source.sha256 and source.sha256[file] != content_sha256(stage / file)
         ]
 
 
-def _origin(name: str, from_folder: Path, stage: Path, place: DownloadSource) -> Path:
-    """The folder that has all files of a dataset; `stage`, if they came out of an archive."""
-    official = lookup(name)
-    gaps = []
-    for folder in (from_folder / official.folder, from_folder):
-        if place.archive and (folder / place.archive).is_file():
-            _unpack(folder / place.archive, official.folder, stage)
+def _find_origin(name: str, from_folder: Path, stage: Path, source: DownloadSource) -> Path:
+    """Return the folder that has all files of a dataset; `stage` if they were in an archive."""
+    spec, missing = dataset_spec(name), []
+    for folder in (from_folder / spec.folder, from_folder):
+        if source.archive and (folder / source.archive).is_file():
+            _unpack(folder / source.archive, spec.folder, stage)
         for origin in (folder, stage):
-            gaps.append([file for file in official.files if not find(origin, file)])
-            if not gaps[-1]:
+            missing.append([file for file in spec.files if not find_file(origin, file)])
+            if not missing[-1]:
                 return origin
-    refuse_pickles(name, from_folder)
-    archive = f", or the archive {place.archive}" if place.archive else ""
-    missing = min(gaps, key=len)[0]
+    reject_pickles(name, from_folder)
+    file = min(missing, key=len)[0]
+    archive = f", or the archive {source.archive}" if source.archive else ""
     raise DataError(
-        f"--from {from_folder} has no {missing}, which the dataset '{name}' needs: expected this file{archive}."
+        f"'{from_folder}': no file {file} of the dataset '{name}'; expected this file{archive}."
     )
 
 
 def _copy(found: Path, target: Path) -> None:
-    """Under its official name, and so compressed where the name says it."""
+    """Copy a file to its official name, compressed if that ends with .gz."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with found.open("rb") as source:
-        packed = source.read(2) == formats.GZIP_MAGIC
+        is_compressed = source.read(2) == formats.GZIP_MAGIC
         source.seek(0)
-        with (
-            target.open("wb")
-            if packed or target.suffix != ".gz"
-            else gzip.open(target, "wb", compresslevel=1) as copy
-        ):
+        as_it_is = is_compressed or target.suffix != ".gz"
+        with target.open("wb") if as_it_is else gzip.open(target, "wb", compresslevel=1) as copy:
             shutil.copyfileobj(source, copy)
 
 
 @contextmanager
-def _staged(base: Path) -> Iterator[Path]:
-    """A folder whose files move into `base`, each at once, if all went well."""
-    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=base) as name:
+def _staged(folder: Path) -> Iterator[Path]:
+    """Yield a folder whose files move into `folder`, each atomically, if there was no error."""
+    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=folder) as name:
         stage = Path(name)
         yield stage
         for path in [path for path in stage.rglob("*") if path.is_file()]:
-            target = base / path.relative_to(stage)
+            target = folder / path.relative_to(stage)
             target.parent.mkdir(exist_ok=True)
             os.replace(path, target)
 
 
 def _unpack(archive: Path, folder: str, stage: Path) -> None:
-    """Take out only the official files (of all datasets in this folder); the archive has no say in where they go."""
+    """Extract only the official files of this folder's datasets, each to its official place."""
     wanted = {
         Path(file).name: file
-        for official in OFFICIAL.values()
-        if official.folder == folder
-        for file in official.files
+        for spec in DATASETS.values()
+        if spec.folder == folder
+        for file in spec.files
     }
     try:
         for member, content in _members(archive):
@@ -270,7 +300,7 @@ def _unpack(archive: Path, folder: str, stage: Path) -> None:
                     shutil.copyfileobj(content, copy)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataError(
-            f"{archive} is damaged: expected an archive that can be unpacked, found {error}."
+            f"'{archive}': damaged ({error}); expected an archive that can be unpacked."
         ) from error
 
 
@@ -288,8 +318,12 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def content_sha256(path: Path) -> str:
-    with formats.opened(path) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # any readable does
+    """Return the SHA-256 of a file's content, after gunzip."""
+    digest = hashlib.sha256()
+    with formats.open_content(path) as content:
+        while chunk := content.read(formats.CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _file_sha256(path: Path) -> str:

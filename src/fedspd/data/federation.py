@@ -1,4 +1,4 @@
-"""The data of a whole network: what was dealt to every client, as tensors, and the description that says who got what.
+"""The data of all clients: their examples as tensors, and the description of the partition.
 
 Shapes: N examples of all clients together, ordered by client.
 """
@@ -24,7 +24,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Distribution:
-    """How an original of a source becomes an example: turned by 90 degrees, or class c called relabel[c], or neither."""
+    """How an example of a source is transformed: rotated by 90 degrees, relabelled, or neither.
+
+    With `relabel`, class c gets the label relabel[c].
+    """
 
     name: str
     source: int = 0
@@ -34,7 +37,10 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Partition:
-    """Client i got the originals index[start[i]:start[i + 1]], each as an example of distribution truth[...]."""
+    """Which examples of the sources each client has, and as examples of which distribution.
+
+    Client i has index[start[i]:start[i + 1]]; truth has the distribution of each of them.
+    """
 
     start: Indices
     index: Indices
@@ -43,11 +49,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class ClientExamples:
-    """Training or test examples of all clients; client i owns the rows start[i]:start[i + 1].
+    """Training or test examples of all clients; client i has the rows start[i]:start[i + 1].
 
-    x      [N, ...] float32, or float64 where the source is; images are scaled from 0..255 to [-1, 1]
-    y      [N] int64 labels, or targets of a regression, float32 or float64
-    truth  [N] the distribution that each example came from: for metrics only
+    x      [N, ...] float32, or float64 as the source; images are scaled from 0..255 to [-1, 1]
+    y      [N] int64 labels, or regression targets as float32 or float64
+    truth  [N] the distribution of each example, which only metrics may use
     """
 
     x: Tensor
@@ -58,6 +64,20 @@ class ClientExamples:
 
 @dataclass(frozen=True)
 class Federation:
+    """The data of all clients.
+
+    The description records the partition, as JSON values, for partition.json in the run folder:
+
+    sources        name and SHA-256 of each source
+    options        the options of the partition, defaults included
+    seed           the seed that it was drawn with
+    distributions  the fields of each Distribution
+    clients        for the training and the test examples of each client: `rows`, the first row
+                   and the end in x and y; `counts`, the examples of each distribution;
+                   `sha256`, a hash of which examples these are and how they are transformed
+    hash           SHA-256 of all of the above; a resumed run must have the same
+    """
+
     train: ClientExamples
     test: ClientExamples
     classes: int
@@ -66,89 +86,77 @@ class Federation:
 
     @property
     def clients(self) -> int:
+        """The number of clients."""
         return len(self.train.start) - 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape of one example."""
         return tuple(self.train.x.shape[1:])
 
     def block(self, clients: Sequence[int], part: PartName = "train") -> Block:
-        """Views of what these clients own, without the truth."""
-        whole = self.train if part == "train" else self.test
-        rows = [_rows(whole.start, i) for i in clients]
-        width = int(np.diff(whole.start).max())
-        return Block(
-            clients,
-            self.clients,
-            [whole.x[own] for own in rows],
-            [whole.y[own] for own in rows],
-            width,
-        )
+        """Return views of these clients' examples, without the truth."""
+        examples = self.train if part == "train" else self.test
+        rows = [_rows(examples.start, client) for client in clients]
+        x, y = [examples.x[own] for own in rows], [examples.y[own] for own in rows]
+        return Block(clients, self.clients, x, y, width=int(np.diff(examples.start).max()))
 
 
 def _rows(start: Indices, client: int) -> slice:
     return slice(int(start[client]), int(start[client + 1]))
 
 
-def _float_like(numbers: NDArray[Any]) -> type[np.floating[Any]]:
-    return np.float64 if numbers.dtype == np.float64 else np.float32
+def _float_dtype(values: NDArray[Any]) -> type[np.floating[Any]]:
+    return np.float64 if values.dtype == np.float64 else np.float32
 
 
 def gather(
-    originals: Sequence[Examples], distributions: Sequence[Distribution], deal: Partition
+    sources: Sequence[Examples], distributions: Sequence[Distribution], partition: Partition
 ) -> ClientExamples:
-    """The dealt originals as examples of their distributions. All have the shape of the first source's."""
-    shape = originals[0].x.shape[1:]
-    y_type = (
-        np.int64 if np.issubdtype(originals[0].y.dtype, np.integer) else _float_like(originals[0].y)
+    """Return the partition's examples, transformed; all get the shape of the first source."""
+    first, count = sources[0], len(partition.index)
+    is_classes = np.issubdtype(first.y.dtype, np.integer)
+    x = np.empty((count, *first.x.shape[1:]), _float_dtype(first.x))
+    y = np.empty((count, *first.y.shape[1:]), np.int64 if is_classes else _float_dtype(first.y))
+    for number, distribution in enumerate(distributions):
+        rows = np.flatnonzero(partition.truth == number)
+        chosen, source = partition.index[rows], sources[distribution.source]
+        x[rows] = _transform(source.x[chosen], distribution, first.x.shape[1:])
+        y[rows] = _relabel(source.y[chosen], distribution)
+    if first.x.dtype == np.uint8:
+        _scale_pixels(x)
+    return ClientExamples(
+        torch.from_numpy(x), torch.from_numpy(y), partition.start, partition.truth
     )
-    x = np.empty((len(deal.index), *shape), dtype=_float_like(originals[0].x))
-    y = np.empty((len(deal.index), *originals[0].y.shape[1:]), dtype=y_type)
-    for cluster, distribution in enumerate(distributions):
-        rows = np.flatnonzero(deal.truth == cluster)
-        chosen = deal.index[rows]
-        source = originals[distribution.source]
-        x[rows] = _transformed(source.x[chosen], distribution, shape)
-        y[rows] = (
-            source.y[chosen]
-            if distribution.relabel is None
-            else np.array(distribution.relabel)[source.y[chosen]]
-        )
-    if originals[0].x.dtype == np.uint8:
-        _to_unit(x)
-    return ClientExamples(torch.from_numpy(x), torch.from_numpy(y), deal.start, deal.truth)
 
 
-def scaled(x: NDArray[Any]) -> Tensor:
-    """Examples of any source as a model sees them."""
-    real = x.astype(_float_like(x))
-    return torch.from_numpy(_to_unit(real) if x.dtype == np.uint8 else real)
+def scale_inputs(x: NDArray[Any]) -> Tensor:
+    """Return examples of a source as the inputs of a model."""
+    values = x.astype(_float_dtype(x))
+    return torch.from_numpy(_scale_pixels(values) if x.dtype == np.uint8 else values)
 
 
-def _to_unit(pixels: NDArray[Any]) -> NDArray[Any]:
-    """0..255 becomes [-1, 1], in place."""
+def _scale_pixels(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Scale 0..255 to [-1, 1], in place."""
     pixels /= 127.5
     pixels -= 1
     return pixels
 
 
-def _transformed(
-    x: NDArray[Any], distribution: Distribution, shape: tuple[int, ...]
-) -> NDArray[Any]:
+def _transform(x: NDArray[Any], distribution: Distribution, shape: tuple[int, ...]) -> NDArray[Any]:
     if x.shape[1:] != shape:
-        x = as_shaped(x, shape)
+        x = convert_images(x, shape)
     return np.rot90(x, axes=(-2, -1)) if distribution.rotated else x
 
 
-def as_shaped(x: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Images of another size and as many channels, or one, brought to the shape [channels, height, width]."""
-    resized = (
-        F.interpolate(torch.from_numpy(x).float(), size=shape[1:], mode="bilinear")
-        .round()
-        .to(torch.uint8)
-    )
-    return resized.expand(-1, shape[0], -1, -1).numpy()
+def _relabel(y: NDArray[Any], distribution: Distribution) -> NDArray[Any]:
+    return y if distribution.relabel is None else np.array(distribution.relabel)[y]
+
+
+def convert_images(x: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return images of another size, with one or as many channels, in [channels, height, width]."""
+    resized = F.interpolate(torch.from_numpy(x).float(), size=shape[1:], mode="bilinear")
+    return resized.round().to(torch.uint8).expand(-1, shape[0], -1, -1).numpy()
 
 
 def describe_partition(
@@ -159,34 +167,35 @@ def describe_partition(
     train: Partition,
     test: Partition,
 ) -> dict[str, Any]:
-    """Who got what, ready for JSON. Equal inputs give an equal `hash`."""
-    recipe = json.dumps([asdict(distribution) for distribution in distributions])
-    receipts = [
-        [_receipt(deal, i, recipe, len(distributions)) for deal in (train, test)]
-        for i in range(len(train.start) - 1)
-    ]
+    """Return the description of a partition; Federation says what is in it."""
+    transforms = json.dumps([asdict(distribution) for distribution in distributions])
+
+    def record(partition: Partition, client: int) -> dict[str, Any]:
+        return _client_record(partition, client, transforms, len(distributions))
+
+    clients = range(len(train.start) - 1)
     description: dict[str, Any] = {
         "sources": [{"name": source.name, "sha256": fingerprint(source)} for source in sources],
         "options": dict(options),
         "seed": seed,
-        "distributions": json.loads(recipe),
-        "clients": [
-            {"train": for_training, "test": for_testing} for for_training, for_testing in receipts
-        ],
+        "distributions": json.loads(transforms),
+        "clients": [{"train": record(train, i), "test": record(test, i)} for i in clients],
     }
     return description | {"hash": description_hash(description)}
 
 
 def description_hash(description: Mapping[str, Any]) -> str:
-    """SHA-256 over everything in a description but its own hash."""
+    """Return the SHA-256 of a description, without its own `hash`."""
     content = {name: value for name, value in description.items() if name != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _receipt(deal: Partition, client: int, recipe: str, distributions: int) -> dict[str, Any]:
-    own = _rows(deal.start, client)
-    digest = hashlib.sha256(recipe.encode())
-    digest.update(deal.index[own].astype("<i8").tobytes())
-    digest.update(deal.truth[own].astype("<i8").tobytes())
-    counts = np.bincount(deal.truth[own], minlength=distributions)
+def _client_record(
+    partition: Partition, client: int, transforms: str, distributions: int
+) -> dict[str, Any]:
+    own = _rows(partition.start, client)
+    digest = hashlib.sha256(transforms.encode())
+    digest.update(partition.index[own].astype("<i8").tobytes())
+    digest.update(partition.truth[own].astype("<i8").tobytes())
+    counts = np.bincount(partition.truth[own], minlength=distributions)
     return {"rows": [own.start, own.stop], "counts": counts.tolist(), "sha256": digest.hexdigest()}

@@ -1,10 +1,11 @@
-"""Datasets by name, read from the official files in one folder.
+"""Datasets by name, read from their official files in one folder.
 
-    digits                     ships with scikit-learn; nothing to download
-    mnist, fashion-mnist       FOLDER/NAME/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz
-    emnist-SPLIT               FOLDER/emnist/emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz, or in a subfolder gzip/
-    cifar10                    FOLDER/cifar10/cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin
-    cifar100                   FOLDER/cifar100/cifar-100-binary/{train,test}.bin
+digits                  part of scikit-learn; nothing to download
+mnist, fashion-mnist    FOLDER/NAME/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz
+emnist-SPLIT            FOLDER/emnist/emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz,
+                        or the same files in FOLDER/emnist/gzip
+cifar10                 FOLDER/cifar10/cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin
+cifar100                FOLDER/cifar100/cifar-100-binary/{train,test}.bin
 
 FOLDER is an argument, else the environment's FEDSPD_DATA, else ~/.cache/fedspd.
 """
@@ -26,8 +27,10 @@ from fedspd.data import formats
 
 @dataclass(frozen=True)
 class Examples:
-    """x: [n, channels, height, width] uint8 for images; [n, ...] float32 or float64 for anything else.
-    y: [n] int64 class labels; or float32 or float64 [n] or [n, d], the targets of a regression.
+    """Inputs and targets.
+
+    x   [n, channels, height, width] uint8 for images; else [n, ...] float32 or float64
+    y   [n] int64 class labels; or [n] or [n, d] float32 or float64 for regression
     """
 
     x: NDArray[Any]
@@ -36,7 +39,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset in memory. classes = 0 means regression."""
+    """A dataset in memory; classes = 0 means regression."""
 
     name: str
     train: Examples
@@ -45,13 +48,13 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape of one example."""
         return self.train.x.shape[1:]
 
 
 @dataclass(frozen=True)
-class SourcePart:
-    """How many examples the official files hold, which files, and how to read them."""
+class DatasetPart:
+    """The number of examples in the official files, these files, and their reader."""
 
     examples: int
     files: tuple[str, ...]
@@ -59,45 +62,55 @@ class SourcePart:
 
 
 @dataclass(frozen=True)
-class Official:
+class DatasetSpec:
+    """An official dataset: where its files are and what is in them."""
+
     folder: str
     classes: int
     shape: tuple[int, int, int]
-    train: SourcePart
-    test: SourcePart
+    train: DatasetPart
+    test: DatasetPart
 
     @property
     def files(self) -> tuple[str, ...]:
+        """The names of all files."""
         return self.train.files + self.test.files
 
 
-def load(name: str, folder: Path | None = None) -> Source:
-    return read(name, home(name, folder))
+def load_dataset(name: str, folder: Path | None = None) -> Source:
+    """Return an official dataset from the data folder."""
+    return read_dataset(name, dataset_folder(name, folder))
 
 
-def read(name: str, base: Path) -> Source:
-    """The dataset whose files lie in `base`."""
-    official = lookup(name)
+def read_dataset(name: str, folder: Path) -> Source:
+    """Return an official dataset whose files are in `folder`."""
+    spec = dataset_spec(name)
     train, test = (
-        part.read([_require(name, base, file) for file in part.files])
-        for part in (official.train, official.test)
+        part.read([_require_file(name, folder, file) for file in part.files])
+        for part in (spec.train, spec.test)
     )
-    return Source(ALIASES.get(name, name), train, test, official.classes)
+    return Source(ALIASES.get(name, name), train, test, spec.classes)
 
 
-def lookup(name: str) -> Official:
-    official = OFFICIAL.get(ALIASES.get(name, name))
-    if official is None:
-        raise DataError(f"There is no dataset '{name}'; {nearest(name, OFFICIAL)}")
-    return official
+def is_official(name: str) -> bool:
+    """Return whether an official dataset has this name."""
+    return ALIASES.get(name, name) in DATASETS
 
 
-def home(name: str, folder: Path | None = None) -> Path:
-    """Where a dataset's files belong."""
-    return data_folder(folder) / lookup(name).folder
+def dataset_spec(name: str) -> DatasetSpec:
+    """Return the specification of an official dataset."""
+    if not is_official(name):
+        raise DataError(f"'{name}': unknown dataset; {nearest(name, DATASETS)}")
+    return DATASETS[ALIASES.get(name, name)]
+
+
+def dataset_folder(name: str, folder: Path | None = None) -> Path:
+    """Return the folder of a dataset's files."""
+    return data_folder(folder) / dataset_spec(name).folder
 
 
 def data_folder(folder: Path | None = None) -> Path:
+    """Return the folder of all datasets."""
     if folder is not None:
         return folder
     if chosen := os.environ.get("FEDSPD_DATA"):
@@ -105,35 +118,35 @@ def data_folder(folder: Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedspd"
 
 
-def present(name: str, folder: Path | None = None) -> bool:
-    return all(find(home(name, folder), file) for file in lookup(name).files)
+def is_present(name: str, folder: Path | None = None) -> bool:
+    """Return whether all files of a dataset are there."""
+    return all(find_file(dataset_folder(name, folder), file) for file in dataset_spec(name).files)
 
 
-def find(base: Path, file: str) -> Path | None:
-    """An official file below `base`: where it belongs, or where archives and other tools put it, gzipped or not."""
-    places = (base / file, base / Path(file).name, base / "gzip" / file)
-    for path in (
-        variant
-        for place in places
-        for variant in (place, place.with_name(place.name.removesuffix(".gz")))
-    ):
-        if path.is_file():
-            return path
+def find_file(folder: Path, file: str) -> Path | None:
+    """Return the path of an official file, gzipped or not, or None.
+
+    It may also be where archives and other tools put it.
+    """
+    for path in (folder / file, folder / Path(file).name, folder / "gzip" / file):
+        for variant in (path, path.with_name(path.name.removesuffix(".gz"))):
+            if variant.is_file():
+                return variant
     return None
 
 
-def refuse_pickles(name: str, base: Path) -> None:
-    """Say why the Python version of CIFAR does not help, where it is all that a user has."""
+def reject_pickles(name: str, folder: Path) -> None:
+    """Raise an error that says why CIFAR's Python version does not help, if it is there."""
     for pickled in ("cifar-10-batches-py", "cifar-10-python*", "cifar-100-python*"):
-        if name.startswith("cifar") and (found := next(base.glob(pickled), None)):
+        if name.startswith("cifar") and (found := next(folder.glob(pickled), None)):
             raise DataError(
-                f"{found} is the Python version of CIFAR, which is pickled, and pickles are never loaded: "
-                f"the binary version is needed, as `fedspd data get {name}` fetches it."
+                f"'{found}': the Python version of CIFAR, which is pickled, and pickles are never "
+                f"loaded; expected the binary version. Get it with 'fedspd data get {name}'."
             )
 
 
 def fingerprint(source: Source) -> str:
-    """SHA-256 of every value of a source, with types and shapes."""
+    """Return the SHA-256 of all values of a source, with their types and shapes."""
     digest = hashlib.sha256(str(source.classes).encode())
     for array in (source.train.x, source.train.y, source.test.x, source.test.y):
         digest.update(repr((array.dtype.str, array.shape)).encode())
@@ -141,26 +154,27 @@ def fingerprint(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _require(name: str, base: Path, file: str) -> Path:
-    path = find(base, file)
+def _require_file(name: str, folder: Path, file: str) -> Path:
+    path = find_file(folder, file)
     if path is None:
-        refuse_pickles(name, base)
+        reject_pickles(name, folder)
         raise DataError(
-            f"The dataset '{name}' needs {Path(file).name}, which is not in {base}: fetch it with `fedspd data get {name}`, "
-            f"add `--from DIR` if you have the files, or set FEDSPD_DATA to the folder that holds {base.name}/."
+            f"'{name}': no file {Path(file).name} in {folder}. Get the dataset with "
+            f"'fedspd data get {name}', copy files that you have with 'fedspd data get {name} "
+            f"--from DIR', or set FEDSPD_DATA to the folder that contains {folder.name}/."
         )
     return path
 
 
 def _digits(paths: Sequence[Path], *, test: bool) -> Examples:
-    """Every fifth example of each class is for testing; values 0..16 become 0..255."""
+    """Return scikit-learn's digits: every fifth of a class is for testing, 0..16 become 0..255."""
     from sklearn.datasets import load_digits
 
     value_NP, label_N = load_digits(return_X_y=True)
-    rank_N = np.empty(len(label_N), np.int64)  # an example's place among those of its class
+    rank_N = np.empty(len(label_N), np.int64)  # of an example within its class
     for label in range(10):
-        mine = label_N == label
-        rank_N[mine] = np.arange(mine.sum())
+        is_label = label_N == label
+        rank_N[is_label] = np.arange(is_label.sum())
     chosen = (rank_N % 5 == 4) == test
     x_NCHW = np.rint(value_NP[chosen] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     return Examples(x_NCHW, label_N[chosen].astype(np.int64))
@@ -182,48 +196,48 @@ def _idx_files(prefix: str) -> tuple[str, str]:
     return f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz"
 
 
-def _mnist_like(folder: str) -> Official:
+def _mnist_like(folder: str) -> DatasetSpec:
     read = partial(_idx, classes=10)
-    return Official(
+    return DatasetSpec(
         folder,
         10,
         (1, 28, 28),
-        SourcePart(60_000, _idx_files("train"), read),
-        SourcePart(10_000, _idx_files("t10k"), read),
+        DatasetPart(60_000, _idx_files("train"), read),
+        DatasetPart(10_000, _idx_files("t10k"), read),
     )
 
 
-def _emnist_split(split: str, classes: int, train: int, test: int) -> Official:
+def _emnist_split(split: str, classes: int, train: int, test: int) -> DatasetSpec:
     read = partial(_emnist, classes=classes, first=1 if split == "letters" else 0)
     parts = (
-        SourcePart(count, _idx_files(f"emnist-{split}-{part}"), read)
+        DatasetPart(count, _idx_files(f"emnist-{split}-{part}"), read)
         for count, part in ((train, "train"), (test, "test"))
     )
-    return Official("emnist", classes, (1, 28, 28), *parts)
+    return DatasetSpec("emnist", classes, (1, 28, 28), *parts)
 
 
 def _cifar_like(
-    folder: str, inside: str, train: Sequence[str], test: str, label_ranges: tuple[int, ...]
-) -> Official:
+    folder: str, subfolder: str, train: Sequence[str], test: str, label_ranges: tuple[int, ...]
+) -> DatasetSpec:
     read = partial(_cifar, label_ranges=label_ranges)
-    train_files = tuple(f"{inside}/{file}.bin" for file in train)
-    return Official(
+    train_files = tuple(f"{subfolder}/{file}.bin" for file in train)
+    return DatasetSpec(
         folder,
         label_ranges[-1],
         (3, 32, 32),
-        SourcePart(50_000, train_files, read),
-        SourcePart(10_000, (f"{inside}/{test}.bin",), read),
+        DatasetPart(50_000, train_files, read),
+        DatasetPart(10_000, (f"{subfolder}/{test}.bin",), read),
     )
 
 
 ALIASES = {"emnist": "emnist-letters"}
-OFFICIAL: dict[str, Official] = {
-    "digits": Official(
+DATASETS: dict[str, DatasetSpec] = {
+    "digits": DatasetSpec(
         "",
         10,
         (1, 8, 8),
-        SourcePart(1_442, (), partial(_digits, test=False)),
-        SourcePart(355, (), partial(_digits, test=True)),
+        DatasetPart(1_442, (), partial(_digits, test=False)),
+        DatasetPart(355, (), partial(_digits, test=True)),
     ),
     "mnist": _mnist_like("mnist"),
     "fashion-mnist": _mnist_like("fashion-mnist"),

@@ -17,8 +17,8 @@ from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, Loss, cross_entropy, squared_error
+from fedspd.data.custom import load_source
 from fedspd.data.federation import Federation
-from fedspd.data.own import resolve
 from fedspd.data.partitioning import federate
 from fedspd.runtime.plan import Plan, Truth
 
@@ -55,8 +55,8 @@ def build_experiment(
 
 
 def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
-    source = resolve(config.data.name if data is None else data)
-    second = resolve(config.data.second) if config.data.second is not None else None
+    source = load_source(config.data.name if data is None else data)
+    second = load_source(config.data.second) if config.data.second is not None else None
     clients = config.clients + config.holdout_clients
     return federate(source, config.data, clients, key.of("data"), second)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from fedspd.cli.main import guarded
 from fedspd.config import validate
 from fedspd.core.errors import ConfigError, DataError, StorageError
-from fedspd.data.federation import scaled
+from fedspd.data.federation import scale_inputs
 from fedspd.node.host import export, local_network, provisioning, start
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.journal import Journal
@@ -65,7 +65,7 @@ def test_onnx_says_what_predict_says_for_any_number_of_examples(
     export.export(bundle, tmp_path / "model.onnx")
     expected = export.predict(bundle, examples).numpy()
     assert expected.shape == (7, 10)
-    x = scaled(PIXELS)
+    x = scale_inputs(PIXELS)
     for count in (1, 2, 7):
         np.testing.assert_allclose(
             onnx_scores(tmp_path / "model.onnx", x[:count]), expected[:count], atol=1e-5
@@ -84,7 +84,7 @@ def test_onnx_of_a_model_for_images(name: str, tmp_path: Path) -> None:
     export.export(bundle, tmp_path / "model.onnx")
     expected = export.predict(bundle, tmp_path / "x.npz").numpy()
     np.testing.assert_allclose(
-        onnx_scores(tmp_path / "model.onnx", scaled(pixels)), expected, atol=1e-4
+        onnx_scores(tmp_path / "model.onnx", scale_inputs(pixels)), expected, atol=1e-4
     )
 
 
@@ -97,7 +97,7 @@ def test_safetensors_are_the_weights_by_name(tmp_path: Path, examples: Path) -> 
     assert {tensor.dtype for tensor in weights.values()} == {torch.float64}
     module.load_state_dict(weights)
     expected = export.predict(bundle, examples)
-    torch.testing.assert_close(module(scaled(PIXELS).double()).detach(), expected)
+    torch.testing.assert_close(module(scale_inputs(PIXELS).double()).detach(), expected)
 
 
 @pytest.mark.parametrize("method", SEVERAL)

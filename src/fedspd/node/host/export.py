@@ -20,8 +20,8 @@ from fedspd.config import validate
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, MissingExtraError, StorageError
 from fedspd.core.keys import Key
-from fedspd.data import own
-from fedspd.data.federation import scaled
+from fedspd.data.custom import load_inputs
+from fedspd.data.federation import scale_inputs
 from fedspd.experiment.build import build_algorithm, build_learner
 from fedspd.node.host.bundle import manifest_of, part_in, whose
 from fedspd.node.identity.manifest import Manifest, file_exists
@@ -84,7 +84,7 @@ def own_model(runner: BlockRunner) -> nn.Module:
 
 
 def export(bundle: Path, to: Path, state: Path | None = None) -> None:
-    """The model alone; it takes examples as `scaled` gives them."""
+    """The model alone; it takes examples as `scale_inputs` gives them."""
     if to.suffix not in SUFFIXES:
         raise ConfigError(f"--to {to}: expected a name that ends in {' or '.join(SUFFIXES)}.")
     if not to.parent.is_dir():
@@ -136,7 +136,7 @@ def _to_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
 def predict(bundle: Path, inputs: Path, state: Path | None = None) -> Tensor:
     """The node's answers to examples like its own: scores per class, or the values of a regression."""
     runner = finished(bundle, state)
-    x = scaled(own.inputs(inputs, tuple(runner.plan.train.x[0].shape[1:])))
+    x = scale_inputs(load_inputs(inputs, tuple(runner.plan.train.x[0].shape[1:])))
     return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [x])[0].detach()
 
 

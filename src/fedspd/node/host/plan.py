@@ -6,8 +6,8 @@ from fedspd.config import ExperimentConfig, validate
 from fedspd.core.block import Block
 from fedspd.core.errors import DataError
 from fedspd.core.keys import Key
+from fedspd.data.custom import load_source
 from fedspd.data.federation import Distribution, Partition, gather
-from fedspd.data.own import resolve
 from fedspd.data.sources import Examples, Source
 from fedspd.experiment.build import build_algorithm, build_experiment, build_learner
 from fedspd.node.identity.manifest import Manifest
@@ -18,7 +18,7 @@ def plan(manifest: Manifest, client: int, data: str | None) -> Plan:
     """`data` is the device's own; without it, the examples that a simulation of the config would deal to this client."""
     config = validate(manifest.config)
     if data is not None:
-        return _own(manifest, config, client, resolve(data))
+        return _own(manifest, config, client, load_source(data))
     if client >= config.clients:
         raise DataError(
             "A node that joins a running network brings its own examples: give them with --data."

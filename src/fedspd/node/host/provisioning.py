@@ -248,12 +248,14 @@ def _learner(
 ) -> "tuple[tuple[int, ...], int, Learner]":
     import torch
 
-    from fedspd.data.own import resolve
+    from fedspd.data.custom import load_source
     from fedspd.experiment.build import build_learner
 
     if example is not None:
         return *example, build_learner(config, *example)
-    sources = [resolve(name) for name in (config.data.name, config.data.second) if name is not None]
+    sources = [
+        load_source(name) for name in (config.data.name, config.data.second) if name is not None
+    ]
     part, shape, classes = (
         sources[0].train,
         sources[0].shape,

@@ -1,4 +1,4 @@
-"""A user's own data, in every form in which it may come."""
+"""Custom data in every supported form."""
 
 import pickle
 from pathlib import Path
@@ -12,13 +12,13 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from fedspd.core.errors import DataError
-from fedspd.data.own import (
+from fedspd.data.custom import (
     from_arrays,
-    from_factory,
+    from_function,
     from_image_folder,
     from_npz,
     from_torch_dataset,
-    resolve,
+    load_source,
 )
 from fedspd.data.sources import Examples, Source, fingerprint
 
@@ -26,16 +26,16 @@ X = np.arange(40, dtype=np.float32).reshape(10, 4)
 Y = np.arange(10) % 3
 
 
-def test_arrays_with_a_test_part_are_taken_as_they_are():
+def test_from_arrays_keeps_a_given_test_part():
     source = from_arrays(X, Y, X[:3] + 1, Y[:3])
-    assert (source.name, source.classes, source.shape) == ("own", 3, (4,))
+    assert (source.name, source.classes, source.shape) == ("custom", 3, (4,))
     np.testing.assert_array_equal(source.train.x, X)
     assert source.train.y.dtype == np.int64
     assert source.test.x[0].tolist() == [1, 2, 3, 4]
 
 
 @given(n=st.integers(2, 60))
-def test_without_a_test_part_a_fifth_is_split_off_once_and_for_all(n):
+def test_from_arrays_splits_off_the_same_fifth_for_testing(n):
     x = np.arange(n, dtype=np.float32)[:, None]
     source = from_arrays(x, np.zeros(n, int))
     assert len(source.test.y) == max(1, n // 5)
@@ -58,7 +58,7 @@ def test_without_a_test_part_a_fifth_is_split_off_once_and_for_all(n):
         (torch.zeros(5, 2, dtype=torch.bfloat16, requires_grad=True), (2,), np.float32),
     ],
 )
-def test_shapes_and_types_of_examples(x, shape, dtype):
+def test_from_arrays_converts_shapes_and_types(x, shape, dtype):
     source = from_arrays(x, np.zeros(5, int))
     assert source.shape == shape
     assert source.train.x.dtype == source.test.x.dtype == dtype
@@ -67,49 +67,49 @@ def test_shapes_and_types_of_examples(x, shape, dtype):
 @pytest.mark.parametrize(
     "y", [np.linspace(0, 1, 10), np.zeros((10, 2), np.float32), torch.zeros(10)]
 )
-def test_floating_point_targets_are_a_regression(y):
+def test_from_arrays_takes_floating_point_targets_for_regression(y):
     source = from_arrays(X, y)
     assert source.classes == 0
     assert source.train.y.dtype in (np.float32, np.float64)
     assert source.train.y.shape[1:] == tuple(y.shape[1:])
 
 
-BAD_NUMBER = X.copy()
-BAD_NUMBER[4, 1] = np.nan
+NOT_FINITE = X.copy()
+NOT_FINITE[4, 1] = np.nan
 
 
 @pytest.mark.parametrize(
-    ("arrays", "sentence"),
+    ("arrays", "message"),
     [
-        ((X, Y[:9]), "x_train has 10 examples and y_train has 9"),
-        ((X[:1], Y[:1]), "x_train has 1 examples: expected at least 2"),
-        ((X, Y, X[:0], Y[:0]), "x_test has 0 examples: expected at least 1"),
-        ((X, Y - 1), "y_train has the label -1"),
-        ((X, Y, X, Y - 1), "y_test has the label -1"),
-        ((X, Y + 5000), "y has the label 5002, but there are only 10 examples"),
-        ((X, Y[:, None]), r"y_train has shape \(10, 1\): expected one class label"),
+        ((X, Y[:9]), "x_train, y_train: 10 examples and 9 targets; expected as many"),
+        ((X[:1], Y[:1]), "x_train: 1 examples; expected at least 2"),
+        ((X, Y, X[:0], Y[:0]), "x_test: 0 examples; expected at least 1"),
+        ((X, Y - 1), "y_train: the label -1"),
+        ((X, Y, X, Y - 1), "y_test: the label -1"),
+        ((X, Y + 5000), "y: the label 5002 among only 10 examples"),
+        ((X, Y[:, None]), r"y_train: shape \(10, 1\); expected one class label"),
         (
             (X, np.zeros((10, 1, 1))),
-            r"y_train has shape \(10, 1, 1\): expected the targets of a regression",
+            r"y_train: shape \(10, 1, 1\); expected regression targets",
         ),
-        ((BAD_NUMBER, Y), "x_train has a value that is not finite, the first in example 4"),
-        ((X, BAD_NUMBER[:, 1]), "y_train has a value that is not finite, the first in example 4"),
-        ((X[:, 0], Y), r"x_train has shape \(10,\): expected \[n, \.\.\.\]"),
-        ((np.zeros((10, 32, 32, 3), np.uint8), Y), "looks like channels last"),
-        ((np.array([["a"]] * 10), Y), "x_train has the type <U1: expected numbers"),
-        ((X, np.array(["a"] * 10)), "y_train has the type <U1: expected numbers"),
-        ((X, Y, X[:, :2], Y), "x_train has examples of shape"),
-        ((X, Y, X.astype(np.float64), Y), "type float32, x_test of .* float64"),
-        ((X, Y, X, Y.astype(np.float32)), "type int64, y_test of .* float32"),
+        ((NOT_FINITE, Y), "x_train: a value of example 4 is not finite"),
+        ((X, NOT_FINITE[:, 1]), "y_train: a value of example 4 is not finite"),
+        ((X[:, 0], Y), r"x_train: shape \(10,\); expected \[n, \.\.\.\]"),
+        ((np.zeros((10, 32, 32, 3), np.uint8), Y), "seems to have the channels last"),
+        ((np.array([["a"]] * 10), Y), "x_train: type <U1; expected numbers"),
+        ((X, np.array(["a"] * 10)), "y_train: type <U1; expected numbers"),
+        ((X, Y, X[:, :2], Y), r"x_test: examples of shape \(2,\) .*; expected \(4,\)"),
+        ((X, Y, X.astype(np.float64), Y), "x_test: .* float64; expected .* float32"),
+        ((X, Y, X, Y.astype(np.float32)), "y_test: .* float32; expected .* int64"),
         ((X, Y, X), "only one of x_test and y_test"),
     ],
 )
-def test_impossible_arrays_are_refused_with_a_reason(arrays, sentence):
-    with pytest.raises(DataError, match=sentence):
+def test_from_arrays_rejects_impossible_arrays(arrays, message):
+    with pytest.raises(DataError, match=message):
         from_arrays(*arrays)
 
 
-def test_npz_with_and_without_a_test_part(tmp_path):
+def test_from_npz_reads_files_with_and_without_a_test_part(tmp_path):
     np.savez(tmp_path / "four.npz", x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2])
     np.savez_compressed(tmp_path / "two.npz", x=X, y=Y)
     four, two = from_npz(tmp_path / "four.npz"), from_npz(tmp_path / "two.npz")
@@ -122,30 +122,31 @@ class Trap:
         return pytest.fail, ("a pickle was loaded",)
 
 
-def test_npz_that_is_none(tmp_path):
+def test_from_npz_rejects_invalid_files(tmp_path):
     np.savez(tmp_path / "objects.npz", x=np.array([Trap()] * 2, dtype=object), y=Y[:2])
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Trap()))
     np.savez(tmp_path / "names.npz", features=X, y=Y)
-    np.savez(tmp_path / "whole.npz", x=X, y=Y)
-    (tmp_path / "half.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+    np.savez(tmp_path / "complete.npz", x=X, y=Y)
+    (tmp_path / "half.npz").write_bytes((tmp_path / "complete.npz").read_bytes()[:300])
     with (tmp_path / "single.npz").open("wb") as file:
         np.save(file, X)
     (tmp_path / "empty.npz").write_bytes(b"")
     for name in ("pickle", "half", "single", "empty"):
-        with pytest.raises(DataError, match=f"{name}.npz is damaged or no .npz file"):
+        with pytest.raises(DataError, match=f"{name}.npz': damaged or not an .npz file"):
             from_npz(tmp_path / f"{name}.npz")
     with pytest.raises(
-        DataError, match=r"objects\.npz has an array that cannot be read .* pickles, never loaded"
+        DataError,
+        match=r"objects\.npz': an array cannot be read .* pickles, which are never loaded",
     ):
         from_npz(tmp_path / "objects.npz")
-    damaged = bytearray((tmp_path / "whole.npz").read_bytes())
+    damaged = bytearray((tmp_path / "complete.npz").read_bytes())
     damaged[200] ^= 255  # inside the values of x, where the checksum of the zip sees it
     (tmp_path / "damaged.npz").write_bytes(damaged)
-    with pytest.raises(DataError, match=r"damaged\.npz has an array that cannot be read \(Bad CRC"):
+    with pytest.raises(DataError, match=r"damaged\.npz': an array cannot be read \(Bad CRC"):
         from_npz(tmp_path / "damaged.npz")
-    with pytest.raises(DataError, match="has the arrays features, y: expected x_train"):
+    with pytest.raises(DataError, match="the arrays features, y; expected x_train"):
         from_npz(tmp_path / "names.npz")
-    with pytest.raises(DataError, match=r"nowhere\.npz cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"nowhere\.npz': cannot be read: No such file"):
         from_npz(tmp_path / "nowhere.npz")
 
 
@@ -156,7 +157,7 @@ def write_image(
     Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
 
 
-def test_a_folder_of_grey_images_is_split(tmp_path):
+def test_from_image_folder_splits_grey_images(tmp_path):
     for label, name in enumerate(["ant", "bee"]):
         for number in range(5):
             write_image(tmp_path / name / f"{number}.png", 100 * label + number)
@@ -169,7 +170,7 @@ def test_a_folder_of_grey_images_is_split(tmp_path):
     np.testing.assert_array_equal(source.train.x[:, 0, 0, 0] >= 100, source.train.y == 1)
 
 
-def test_a_folder_with_train_and_test_and_one_image_in_colour(tmp_path):
+def test_from_image_folder_converts_all_to_colour_if_one_image_is(tmp_path):
     write_image(tmp_path / "train" / "ant" / "1.png", 7)
     write_image(tmp_path / "train" / "bee" / "1.png", (10, 20, 30))
     write_image(tmp_path / "test" / "bee" / "1.png", 9)
@@ -179,42 +180,42 @@ def test_a_folder_with_train_and_test_and_one_image_in_colour(tmp_path):
     assert (source.test.x[0, :, 0, 0].tolist(), source.test.y.tolist()) == ([9, 9, 9], [1])
 
 
-def test_image_folders_that_are_none(tmp_path):
+def test_from_image_folder_rejects_invalid_folders(tmp_path):
     write_image(tmp_path / "sizes" / "ant" / "1.png", 7)
     write_image(tmp_path / "sizes" / "bee" / "2.png", 7, size=(6, 4))
     with pytest.raises(
         DataError,
-        match=r"bee/2\.png has \(6, 4\) pixels \(width, height\) and .*ant/1\.png has \(5, 4\)",
+        match=r"bee/2\.png': 6 x 4 pixels; expected 5 x 4 pixels, as '.*ant/1\.png' has",
     ):
         from_image_folder(tmp_path / "sizes")
     write_image(tmp_path / "broken" / "ant" / "1.png", 7)
-    (tmp_path / "broken" / "ant" / "2.png").write_bytes(b"rubbish")
-    with pytest.raises(DataError, match=r"2\.png cannot be read as an image"):
+    (tmp_path / "broken" / "ant" / "2.png").write_bytes(b"malformed")
+    with pytest.raises(DataError, match=r"2\.png': cannot be read as an image"):
         from_image_folder(tmp_path / "broken")
     (tmp_path / "empty" / "ant").mkdir(parents=True)
-    with pytest.raises(DataError, match="ant has no images"):
+    with pytest.raises(DataError, match="ant': no images"):
         from_image_folder(tmp_path / "empty")
-    with pytest.raises(DataError, match="ant has no subfolders: expected one for each class"):
+    with pytest.raises(DataError, match="ant': no subfolders; expected one for each class"):
         from_image_folder(tmp_path / "empty" / "ant")
-    with pytest.raises(DataError, match="nowhere is no folder"):
+    with pytest.raises(DataError, match="nowhere': not a folder"):
         from_image_folder(tmp_path / "nowhere")
     write_image(tmp_path / "more" / "train" / "ant" / "1.png", 7)
     (tmp_path / "more" / "test").mkdir()
-    with pytest.raises(DataError, match="test has no subfolders"):
+    with pytest.raises(DataError, match="test': no subfolders"):
         from_image_folder(tmp_path / "more")
     write_image(tmp_path / "more" / "test" / "cow" / "1.png", 7)
     with pytest.raises(
-        DataError, match="cow is a class that the training part does not have: expected one of ant"
+        DataError, match="cow': a class that the training part does not have; expected one of ant"
     ):
         from_image_folder(tmp_path / "more")
-    (tmp_path / "deep" / "ant").mkdir(parents=True)
-    Image.new("I;16", (5, 4)).save(tmp_path / "deep" / "ant" / "1.png")
-    with pytest.raises(DataError, match=r"1\.png is an image of mode I;16: expected 8 bits"):
-        from_image_folder(tmp_path / "deep")
+    (tmp_path / "wide" / "ant").mkdir(parents=True)
+    Image.new("I;16", (5, 4)).save(tmp_path / "wide" / "ant" / "1.png")
+    with pytest.raises(DataError, match=r"1\.png': an image of mode I;16; expected 8 bits"):
+        from_image_folder(tmp_path / "wide")
 
 
 class Items:
-    """A map-style dataset that is no subclass of anything."""
+    """A map-style dataset without a base class."""
 
     def __init__(self, *items: object) -> None:
         self.items = items
@@ -226,7 +227,7 @@ class Items:
         return self.items[index]
 
 
-def test_torch_datasets_of_tensors_arrays_and_images():
+def test_from_torch_dataset_reads_tensors_arrays_and_images():
     tensors = from_torch_dataset(
         TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
         TensorDataset(torch.ones(2, 4), torch.tensor([0, 2])),
@@ -237,33 +238,30 @@ def test_torch_datasets_of_tensors_arrays_and_images():
     images = from_torch_dataset(
         Items(*((Image.new("RGB", (5, 4), (1, 2, 3)), label) for label in range(3)))
     )
-    assert (images.shape, images.classes, images.train.x[0, :, 0, 0].tolist()) == (
-        (3, 4, 5),
-        3,
-        [1, 2, 3],
-    )
+    assert (images.shape, images.classes) == ((3, 4, 5), 3)
+    assert images.train.x[0, :, 0, 0].tolist() == [1, 2, 3]
     grey = from_torch_dataset(Items(*((Image.new("L", (5, 4), 6), label) for label in range(3))))
     assert (grey.shape, grey.train.x.dtype) == ((1, 4, 5), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("items", "sentence"),
+    ("items", "message"),
     [
-        ([{"x": 1}], "Item 0 of the dataset is of type dict: expected a pair"),
-        ([(X[0], 0), (X[0, :2], 0)], r"Item 1 of the dataset has shape \(2,\), item 0 has \(4,\)"),
-        ([], "has no items"),
-        ([(Image.new("F", (2, 2)), 0)], "Item 0 is an image of mode F"),
+        ([{"x": 1}], r"dataset\[0\]: a value of type dict; expected a pair"),
+        ([(X[0], 0), (X[0, :2], 0)], r"dataset\[1\]: shape \(2,\); expected \(4,\), as item 0"),
+        ([], "dataset: no items"),
+        ([(Image.new("F", (2, 2)), 0)], r"dataset\[0\]: an image of mode F"),
     ],
 )
-def test_torch_datasets_that_are_none(items, sentence):
-    with pytest.raises(DataError, match=sentence):
+def test_from_torch_dataset_rejects_invalid_items(items, message):
+    with pytest.raises(DataError, match=message):
         from_torch_dataset(Items(*items))
 
 
-FACTORIES = """
+FUNCTIONS = """
 import numpy as np, torch
 from torch.utils.data import TensorDataset
-from fedspd.data.own import from_arrays
+from fedspd.data.custom import from_arrays
 
 x, y = np.zeros((10, 4), np.float32), np.arange(10) % 2
 def arrays(): return x, y, x[:3], y[:3]
@@ -276,87 +274,91 @@ def broken(): return {}["key"]
 
 
 @pytest.fixture
-def own_folder(tmp_path, monkeypatch):
+def custom_modules(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_factories.py").write_text(FACTORIES)
-    (tmp_path / "own_broken.py").write_text("import a_package_that_nobody_has")
+    (tmp_path / "custom_functions.py").write_text(FUNCTIONS)
+    (tmp_path / "custom_broken.py").write_text("import a_package_that_nobody_has")
 
 
 @pytest.mark.parametrize(
     ("function", "name", "counts"),
     [("arrays", None, (10, 3)), ("dataset", None, (8, 2)), ("source", "mine", (8, 2))],
 )
-@pytest.mark.usefixtures("own_folder")
-def test_a_function_in_the_current_folder(function, name, counts):
+@pytest.mark.usefixtures("custom_modules")
+def test_load_source_calls_a_function_in_the_current_folder(function, name, counts):
     import sys
 
     before = list(sys.path)
-    source = resolve(f"own_factories:{function}")
-    assert source.name == (name or f"own_factories:{function}")
+    source = load_source(f"custom_functions:{function}")
+    assert source.name == (name or f"custom_functions:{function}")
     assert (len(source.train.y), len(source.test.y)) == counts
     assert sys.path == before
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("spec", "message"),
     [
-        ("own_factories:array", "has no public function or class 'array'; did you mean 'arrays'"),
-        ("own_factories:text", "returned the text 'mnist'"),
-        ("own_factories:nothing", "NoneType: expected"),
-        ("own_factories:broken", "the call failed with KeyError: 'key'"),
-        ("own_broken:any", "No module named 'a_package_that_nobody_has'"),
+        (
+            "custom_functions:array",
+            "has no public function or class 'array'; did you mean 'arrays'",
+        ),
+        ("custom_functions:text", "the call returned 'mnist'; expected a Source"),
+        ("custom_functions:nothing", "NoneType; expected"),
+        ("custom_functions:broken", "the call failed with KeyError: 'key'"),
+        ("custom_broken:any", "No module named 'a_package_that_nobody_has'"),
         ("no_such_module:any", "No module named 'no_such_module'"),
     ],
 )
-@pytest.mark.usefixtures("own_folder")
-def test_a_function_that_is_none(spec, sentence):
-    with pytest.raises(DataError, match=sentence):
-        from_factory(spec)
+@pytest.mark.usefixtures("custom_modules")
+def test_from_function_rejects_what_is_not_data(spec, message):
+    with pytest.raises(DataError, match=message):
+        from_function(spec)
 
 
-def test_resolve_takes_every_form(tmp_path):
+def test_load_source_accepts_every_form(tmp_path):
     np.savez(tmp_path / "mine.npz", x=X, y=Y)
     for label in ("ant", "bee"):
         write_image(tmp_path / "images" / label / "1.png", 1)
     source = from_arrays(X, Y)
-    assert resolve("digits").name == "digits"
-    assert resolve(str(tmp_path / "mine.npz")).name == "mine"
-    assert resolve(tmp_path / "images").name == "images"
-    assert fingerprint(resolve(source)) == fingerprint(source)
-    assert fingerprint(resolve((X, Y))) == fingerprint(source)
-    assert len(resolve((X, Y, torch.from_numpy(X), torch.from_numpy(Y))).test.y) == 10
-    assert resolve(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))).classes == 3
+    assert load_source("digits").name == "digits"
+    assert load_source(str(tmp_path / "mine.npz")).name == "mine"
+    assert load_source(tmp_path / "images").name == "images"
+    assert fingerprint(load_source(source)) == fingerprint(source)
+    assert fingerprint(load_source((X, Y))) == fingerprint(source)
+    assert len(load_source((X, Y, torch.from_numpy(X), torch.from_numpy(Y))).test.y) == 10
+    assert load_source(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))).classes == 3
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("spec", "message"),
     [
         (
             "mnst",
-            "'mnst' is no dataset, .npz file, existing folder or 'module:function'; did you mean 'mnist'",
+            "data.name = 'mnst': not a dataset, an .npz file, a folder or 'module:function'; "
+            "did you mean 'mnist'",
         ),
-        ("./nowhere", "'./nowhere' is no dataset"),
+        ("./nowhere", "data.name = './nowhere': not a dataset"),
         (None, "NoneType"),
         ((X,), "a value of type tuple"),
         ([X, Y], "a value of type list"),
         (
             Source("mine", Examples(X, Y), Examples(X, Y), 2),
-            "says classes = 2, but has labels up to 2",
+            "classes = 2, but y has labels up to 2",
         ),
         (
             Source("mine", Examples(X, Y), Examples(X, Y), 0),
-            "says classes = 0, but has labels up to 2",
+            "classes = 0, but y has labels up to 2",
         ),
         (
             Source("mine", Examples(X, X), Examples(X, X), 2),
-            "says classes = 2, but has floating-point targets",
+            "classes = 2, but y has regression targets",
         ),
     ],
 )
-def test_resolve_refuses_what_is_no_data(spec, sentence):
-    with pytest.raises(DataError, match=sentence):
-        resolve(spec)
+def test_load_source_rejects_what_is_not_data(spec, message):
+    with pytest.raises(DataError, match=message):
+        load_source(spec)
 
 
-def test_a_source_may_have_more_classes_than_its_labels_show():
-    assert resolve(Source("mine", Examples(X, Y), Examples(X, Y), 7)).classes == 7
+def test_load_source_accepts_more_classes_than_labels():
+    assert load_source(Source("mine", Examples(X, Y), Examples(X, Y), 7)).classes == 7
