@@ -150,7 +150,7 @@ def test_options_of_ones_own_method_are_swept_for_it_alone(here, capsys):
         "--methods",
     ]
     assert guarded([*words, "local,fedavg"]) == 2
-    sentence = "options.pull cannot be swept without a method of your own, as module:Class: add it to --methods."
+    sentence = "options.pull cannot be swept without a method of your own, as module:Class: add it to the methods."
     assert sentence in capsys.readouterr().err.replace("\n", " ")
     assert guarded([*words, "local,pulled:Pulled"]) == 0
     assert sorted(RunFolder(Path("s")).read("compare.json")["points"].values(), key=str) == [
@@ -269,7 +269,7 @@ def test_the_live_table_has_a_row_per_method_and_a_bar():
 # ---- bad input
 
 BAD = {
-    "no seed": (["compare", "--seeds", "0"], "--seeds 0: expected at least 1."),
+    "no seed": (["compare", "--seeds", "0"], "seeds = 0: expected at least 1."),
     "unknown method": (
         ["compare", "--methods", "fedspd,fedagv"],
         "method = 'fedagv': unknown method; did you mean 'fedavg'?",
@@ -278,7 +278,7 @@ BAD = {
         ["compare", "fedavg.lambda=3"],
         "Unknown key 'fedavg.lambda': 'lambda' is an option of fedsoft, pfedme.",
     ),
-    "no method": (["compare", "--methods", ","], "--methods: expected at least one method."),
+    "no method": (["compare", "--methods", ","], "methods = []: expected at least one method."),
     "no config": (
         ["compare", "none.toml"],
         "config = 'none.toml': no such file; expected a TOML file.",

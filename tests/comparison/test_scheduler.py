@@ -110,18 +110,28 @@ def test_values_with_commas_sweep_unless_they_are_a_list_or_in_quotes():
 @pytest.mark.parametrize(
     ("methods", "seeds", "grid", "sentence"),
     [
-        (["fedspd"], 0, {}, "--seeds 0: expected at least 1."),
-        ([], 1, {}, "--methods: expected at least one method."),
-        (["local", "local"], 1, {}, "--methods local,local: a method is named twice."),
+        (["fedspd"], 0, {}, "seeds = 0: expected at least 1."),
+        ([], 1, {}, "methods = []: expected at least one method."),
+        (["local", "local"], 1, {}, "methods = local,local: a method is named twice."),
         (["fedsdp"], 1, {}, "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
-        (["local"], 1, {"seed": [1, 2]}, "'seed' cannot be swept: give --seeds instead."),
-        (["local"], 1, {"method": ["local"]}, "'method' cannot be swept: give --methods instead."),
+        (
+            ["local"],
+            1,
+            {"seed": [1, 2]},
+            "'seed' cannot be swept: a comparison takes seeds instead.",
+        ),
+        (
+            ["local"],
+            1,
+            {"method": ["local"]},
+            "'method' cannot be swept: a comparison takes methods instead.",
+        ),
         (["local"], 1, {"clusters": [2, 2]}, "clusters=2,2: a value is given twice."),
         (
             ["local"],
             1,
             {"fedavg.finetune": [0, 5]},
-            "fedavg.finetune cannot be swept without fedavg: add it to --methods.",
+            "fedavg.finetune cannot be swept without fedavg: add it to the methods.",
         ),
         (
             ["local"],

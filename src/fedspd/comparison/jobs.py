@@ -37,11 +37,11 @@ def jobs(
 ) -> list[Job]:
     """Every method with every seed at every point of the grid; one seed gives one split and one graph to all methods."""
     if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: expected at least 1.")
+        raise ConfigError(f"seeds = {seeds}: expected at least 1.")
     if not methods:
-        raise ConfigError("--methods: expected at least one method.")
+        raise ConfigError("methods = []: expected at least one method.")
     if len(set(methods)) < len(methods):
-        raise ConfigError(f"--methods {','.join(methods)}: a method is named twice.")
+        raise ConfigError(f"methods = {','.join(methods)}: a method is named twice.")
     grid = grid or {}
     _check_grid(grid, methods)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -58,9 +58,9 @@ def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
         table = key.partition(".")[0]
         if table in OPTIONS_TABLES and table not in map(options_table, methods):
             whose = "a method of your own, as module:Class" if table == "options" else table
-            raise ConfigError(f"{key} cannot be swept without {whose}: add it to --methods.")
+            raise ConfigError(f"{key} cannot be swept without {whose}: add it to the methods.")
         if key in ("method", "seed"):
-            raise ConfigError(f"'{key}' cannot be swept: give --{key}s instead.")
+            raise ConfigError(f"'{key}' cannot be swept: a comparison takes {key}s instead.")
         if len({repr(value) for value in values}) < len(values):
             raise ConfigError(f"{key}={','.join(map(str, values))}: a value is given twice.")
 
