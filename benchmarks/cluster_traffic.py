@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 import fedspd
 from fedspd.core.graph import Graph
-from fedspd.engines.ray_cluster import RayCluster, joined, pack
+from fedspd.engines.ray_cluster import RayCluster, joined_cluster, plan_transfers
 from fedspd.experiment.build import build_experiment
 from fedspd.runtime.announcements import Announcements
 
@@ -34,7 +34,7 @@ class Counting(RayCluster):
     predicted = 0
 
     def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
-        models = sum(len(parcel.client_T) for parcel in pack(graph, header, self.blocks))
+        models = sum(len(parcel.client_T) for parcel in plan_transfers(graph, header, self.blocks))
         self.predicted += models * header.size * self.plan.learner.flat.element_size()
         return super()._exchange(graph, header)
 
@@ -60,7 +60,7 @@ def main() -> None:
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
     cluster.add_node(num_cpus=1)
-    with joined(cluster.address, None), tempfile.TemporaryDirectory() as folder:
+    with joined_cluster(cluster.address, None), tempfile.TemporaryDirectory() as folder:
         show(experiment, Path(folder))
     cluster.shutdown()
 

@@ -23,7 +23,7 @@ from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, one_thread
-from fedspd.engines.simulator import InProcess, Simulator
+from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import build_experiment
 from fedspd.runtime.plan import Plan
 
@@ -62,9 +62,7 @@ def main(config: Path, overrides: list[str]) -> None:
         for t in range(1, rounds + 1):
             engine.round(t, experiment.topology.at(t))
             print(f"round {t} of {rounds}", end="\r", file=sys.stderr)
-        (worker,) = engine.workers
-        assert isinstance(worker, InProcess)
-        found = score_uses(plan.learner, worker.desk.runner.state, plan.test)
+        found = score_uses(plan.learner, engine.block.state, plan.test)
         engine.finish(rounds + 1)
         found["final"] = engine.measure().accuracy_C.mean()
     print(*(f"{name} {100 * value:.1f}" for name, value in found.items()))

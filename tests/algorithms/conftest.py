@@ -50,11 +50,11 @@ class Network:
 
     @property
     def state(self) -> Any:
-        return self.simulator.workers[0].desk.runner.state
+        return self.simulator.block.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.simulator.workers[0].desk.runner.state = state
+        self.simulator.block.state = state
 
     def run(self, last: int, first: int = 1) -> "Network":
         for t in range(first, last + 1):

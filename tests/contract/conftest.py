@@ -162,7 +162,7 @@ class ByHand:
             runner.finish(t)
 
     def measure(self) -> Measures:
-        return Measures.joined([runner.measure() for runner in self.runners])
+        return Measures.merge([runner.measure() for runner in self.runners])
 
     def save(self, folder: Path) -> None:
         for runner in self.runners:

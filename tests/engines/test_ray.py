@@ -18,7 +18,7 @@ import fedspd
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import NO_CLUSTER
-from fedspd.engines.simulator import balanced
+from fedspd.engines.engine import split_clients
 from fedspd.experiment.build import build_experiment
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
@@ -28,14 +28,19 @@ pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
 from ray.exceptions import RayActorError  # noqa: E402
 
-from fedspd.engines.ray_cluster import RayCluster, check_versions, pack, translated  # noqa: E402
+from fedspd.engines.ray_cluster import (  # noqa: E402
+    RayCluster,
+    check_versions,
+    plan_transfers,
+    translate,
+)
 from fedspd.engines.ray_shard import (  # noqa: E402
-    OwnModules,
     PlanPayload,
     Shard,
     StackedBlock,
-    own_sources,
-    versions,
+    UserModules,
+    installed_versions,
+    read_user_modules,
 )
 
 SETTINGS = [
@@ -74,40 +79,38 @@ def check_same(lab, result, whole):
 LINE = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
 
 
-def header(cluster_CK, want_CM) -> Announcements:
+def announcements(cluster_CK, want_CM) -> Announcements:
     cluster, want = np.array(cluster_CK), np.array(want_CM)
     return Announcements(
         cluster, np.ones(cluster.shape), want, np.zeros(len(want), np.int64), 3, True
     )
 
 
-def listed(parcels) -> list[tuple[int, int, list[int], list[int]]]:
-    return [(p.sender, p.hearer, p.client_T.tolist(), p.k_T.tolist()) for p in parcels]
+def listed(graph, cluster_CK, want_CM, blocks) -> list[tuple[int, int, list[int], list[int]]]:
+    """The transfers as sender, receiver, clients and models."""
+    transfers = plan_transfers(graph, announcements(cluster_CK, want_CM), blocks)
+    return [(t.sender, t.receiver, t.client_T.tolist(), t.k_T.tolist()) for t in transfers]
 
 
-def test_pack_takes_only_models_that_a_neighbour_in_the_other_shard_wants():
-    halves = [range(2), range(2, 4)]
-    assert listed(pack(LINE, header([[0]] * 4, [[0]] * 4), halves)) == [
-        (0, 1, [1], [0]),
-        (1, 0, [2], [0]),
-    ]
-    assert listed(pack(LINE, header([[0], [0], [1], [0]], [[0], [0], [1], [0]]), halves)) == []
-    assert listed(pack(LINE, header([[0, 1]] * 4, [[0], [1], [0], [0]]), halves)) == [
-        (0, 1, [1], [0]),
-        (1, 0, [2], [1]),
-    ]
+def test_plan_transfers_takes_only_models_that_a_neighbour_in_the_other_shard_wants():
+    halves, all_0 = [range(2), range(2, 4)], [[0]] * 4
+    assert listed(LINE, all_0, all_0, halves) == [(0, 1, [1], [0]), (1, 0, [2], [0])]
+    without_2 = [[0], [0], [1], [0]]
+    assert listed(LINE, without_2, without_2, halves) == []
+    wanted = [[0], [1], [0], [0]]
+    assert listed(LINE, [[0, 1]] * 4, wanted, halves) == [(0, 1, [1], [0]), (1, 0, [2], [1])]
 
 
-def test_pack_sends_a_model_to_a_shard_once():
-    star = Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)])
-    assert listed(pack(star, header([[0]] * 4, [[0]] * 4), [range(1), range(1, 4)])) == [
+def test_plan_transfers_sends_a_model_to_a_shard_once():
+    star, all_0 = Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)]), [[0]] * 4
+    assert listed(star, all_0, all_0, [range(1), range(1, 4)]) == [
         (0, 1, [0], [0]),
         (1, 0, [1, 2, 3], [0, 0, 0]),
     ]
 
 
 @given(st.data())
-def test_pack_agrees_with_its_definition(data):
+def test_plan_transfers_agrees_with_its_definition(data):
     n, shards = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
     edges = data.draw(
         st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12)
@@ -120,12 +123,12 @@ def test_pack_agrees_with_its_definition(data):
     wanted = data.draw(
         st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=1), min_size=n, max_size=n)
     )
-    graph, blocks = Graph.from_edges(n, edges), balanced([1] * n, shards)
-    packed = {
-        (p.hearer, int(i), int(k))
-        for p in pack(graph, header(offered, wanted), blocks)
-        for i, k in zip(p.client_T, p.k_T, strict=True)
-    }
+    graph, blocks = Graph.from_edges(n, edges), split_clients([1] * n, shards)
+    packed = [
+        (t.receiver, int(i), int(k))
+        for t in plan_transfers(graph, announcements(offered, wanted), blocks)
+        for i, k in zip(t.client_T, t.k_T, strict=True)
+    ]
     home = {i: b for b, clients in enumerate(blocks) for i in clients}
     assert len(packed) == len(set(packed))
     assert set(packed) == {
@@ -138,8 +141,8 @@ def test_pack_agrees_with_its_definition(data):
 
 
 def test_stacked_block_restores_the_block():
-    block = build_experiment(CONFIG).plan.part(range(2, 5)).train
-    again = StackedBlock.of(block).block()
+    block = build_experiment(CONFIG).plan.select_clients(range(2, 5)).train
+    again = StackedBlock.of(block).unpack()
     assert again.clients == range(2, 5)
     assert (again.network_size, again.width, again.server) == (
         block.network_size,
@@ -152,19 +155,19 @@ def test_stacked_block_restores_the_block():
     )
 
 
-def test_own_modules_travel_as_text(tmp_path, monkeypatch):
+def test_user_modules_travel_as_text(tmp_path, monkeypatch):
     (tmp_path / "travelling").mkdir()
     (tmp_path / "travelling" / "inner.py").write_text("answer = 42\n")
     monkeypatch.syspath_prepend(tmp_path)
     import travelling.inner  # type: ignore[import-not-found]
 
-    sources = own_sources(tmp_path)
+    sources = read_user_modules(tmp_path)
     assert sources == {"travelling.inner": "answer = 42\n"}
     for name in ("travelling", "travelling.inner"):
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "travelling" / "inner.py").unlink()
     (tmp_path / "travelling").rmdir()
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, OwnModules(sources)])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, UserModules(sources)])
     import travelling.inner  # noqa: F811
 
     assert travelling.inner.answer == 42
@@ -184,14 +187,14 @@ def test_shard_imports_a_model_whose_file_it_does_not_have(local_ray, tmp_path, 
     plan = build_experiment(
         fedspd.load(overrides=[*SETTINGS, "model.name=travelling_model:make"])
     ).plan
-    sources = own_sources(tmp_path)
+    sources = read_user_modules(tmp_path)
     Path("travelling_model.py").unlink()
     shard = ray.remote(num_cpus=1)(Shard).remote()
-    for command in (["open", sources, [ray.put(PlanPayload.of(plan))]], ["begin"]):
-        ray.get(shard.do.remote(*command))
+    ray.get(shard.open.remote(sources, [ray.put(PlanPayload.of(plan))]))
+    ray.get(shard.execute.remote(BlockRunner.begin, (), {}))
     here = BlockRunner(plan)
     here.begin()
-    assert ray.get(shard.do.remote("digests")) == here.digests()
+    assert ray.get(shard.execute.remote(BlockRunner.digests, (), {})) == here.digests()
     ray.kill(shard)
 
 
@@ -308,11 +311,11 @@ def test_exception_in_an_actor_arrives_as_a_sentence(local_ray):
 
 
 def test_machine_with_other_versions_is_refused():
-    check_versions(versions())
+    check_versions(installed_versions())
     with pytest.raises(
         WorkerError, match=r"^A machine of the cluster has torch 1\.0, this one has \d"
     ):
-        check_versions({**versions(), "torch": "1.0"})
+        check_versions({**installed_versions(), "torch": "1.0"})
 
 
 def test_actor_that_cannot_start_names_the_missing_module(local_ray, monkeypatch):
@@ -321,7 +324,7 @@ def test_actor_that_cannot_start_names_the_missing_module(local_ray, monkeypatch
     monkeypatch.setitem(sys.modules, "nowhere_else", ghost)
     with pytest.raises(RayActorError) as caught:
         ray.get(ray.remote(ghost.Ghost).remote().speak.remote())
-    assert str(translated(caught.value)) == (
+    assert str(translate(caught.value)) == (
         "An actor could not start (ModuleNotFoundError: No module named 'nowhere_else'). "
         "Install the same fedspd and Python on every machine of the cluster."
     )

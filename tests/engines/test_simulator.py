@@ -8,7 +8,7 @@ from torch import nn
 
 import fedspd
 from fedspd.algorithms import METHODS
-from fedspd.engines.simulator import balanced
+from fedspd.engines.engine import split_clients
 
 TINY = {
     "clients": 5,
@@ -87,7 +87,7 @@ COUNTS = st.lists(st.integers(min_value=1, max_value=1000), min_size=1, max_size
 
 @given(COUNTS, st.integers(min_value=1, max_value=50))
 def test_blocks_cover_all_clients_once_in_order(counts, workers):
-    blocks = balanced(counts, workers)
+    blocks = split_clients(counts, workers)
     assert [client for block in blocks for client in block] == list(range(len(counts)))
     assert len(blocks) == min(workers, len(counts))
     assert all(len(block) > 0 for block in blocks)
@@ -95,13 +95,13 @@ def test_blocks_cover_all_clients_once_in_order(counts, workers):
 
 @given(COUNTS, st.integers(min_value=1, max_value=50))
 def test_no_block_exceeds_its_fair_share_by_more_than_one_client(counts, workers):
-    blocks = balanced(counts, workers)
+    blocks = split_clients(counts, workers)
     largest = max(sum(counts[i] for i in block) for block in blocks)
     assert largest <= sum(counts) / len(blocks) + max(counts)
 
 
 def test_blocks_by_hand():
-    assert balanced([1, 1, 1, 1], 2) == [range(0, 2), range(2, 4)]
-    assert balanced([100, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
-    assert balanced([1, 1, 1, 100], 2) == [range(0, 3), range(3, 4)]
-    assert balanced([5, 5, 5], 8) == [range(0, 1), range(1, 2), range(2, 3)]
+    assert split_clients([1, 1, 1, 1], 2) == [range(0, 2), range(2, 4)]
+    assert split_clients([100, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
+    assert split_clients([1, 1, 1, 100], 2) == [range(0, 3), range(3, 4)]
+    assert split_clients([5, 5, 5], 8) == [range(0, 1), range(1, 2), range(2, 3)]

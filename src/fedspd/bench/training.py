@@ -25,7 +25,8 @@ from fedspd.core.block import Block
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
-from fedspd.engines.simulator import Simulator, balanced
+from fedspd.engines.engine import split_clients
+from fedspd.engines.simulator import Simulator
 from fedspd.models import PaperCNN
 from fedspd.models.dropout import Dropout
 from fedspd.runtime.plan import Plan
@@ -119,7 +120,7 @@ def network() -> nn.Module:
 
 
 def with_plain_loop(data: Block, workers: int, stack: ExitStack) -> Contestant:
-    blocks = balanced([len(y) for y in data.y], workers)
+    blocks = split_clients([len(y) for y in data.y], workers)
     children = [Child("A plain loop", partial(_train_plain, data, clients)) for clients in blocks]
     for child in children:
         stack.enter_context(closing(child))

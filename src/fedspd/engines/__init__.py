@@ -55,8 +55,8 @@ def _ray_factory(workers: int | None, address: str | None) -> Iterator[EngineFac
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # before the import, in which Ray reads some of them
     try:
-        from fedspd.engines.ray_cluster import RayCluster, joined
+        from fedspd.engines.ray_cluster import RayCluster, joined_cluster
     except ImportError:
         raise MissingExtraError.of("engine = 'ray'", "ray") from None
-    with joined(address, workers):
+    with joined_cluster(address, workers):
         yield partial(RayCluster, workers=workers)

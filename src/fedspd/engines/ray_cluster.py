@@ -1,10 +1,11 @@
-"""Every client of the network on a Ray cluster, in shards, one actor per shard.
+"""Every client of the network on a Ray cluster, in shards: one block of clients per actor.
 
-A shard fetches the models of its clients' neighbours from the shards that hold them, machine to machine. This process,
-the driver, sees headers and references; at a checkpoint the state of every shard comes to it, because what a machine
-keeps dies with the machine. Examples lie in Ray's shared memory, once on every machine that trains on them.
+A shard fetches the models of its clients' neighbours from the shards that hold them, machine to
+machine. This process, the driver, handles announcements and references only. For a checkpoint it
+receives the state of every shard, because a machine's memory is lost with the machine. Examples
+are in Ray's shared memory, once on every machine that trains on them.
 
-Shapes: N clients, K models offered by each, T models in a parcel.
+Shapes: N clients, K models offered by each, T models in a transfer.
 """
 
 import logging
@@ -12,15 +13,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 import numpy as np
 import ray
 import torch
+from ray import ObjectRef
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -36,20 +38,31 @@ from fedspd.core.errors import ConfigError, FedspdError, WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.machine import CORES
-from fedspd.engines.engine import BlockLostError, Engine
-from fedspd.engines.ray_shard import Ints, PlanPayload, Reference, Shard, own_sources, versions
-from fedspd.engines.simulator import balanced
+from fedspd.engines.engine import Answer, Arguments, BlockLostError, Engine, split_clients
+from fedspd.engines.ray_shard import (
+    Array,
+    Ints,
+    PlanPayload,
+    RayBlock,
+    Shard,
+    installed_versions,
+    read_user_modules,
+)
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.plan import Plan
 from fedspd.storage.checkpoint import read_rows, write_part
 
+Actor = Any  # Ray's handle of a Shard
 LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
-REACHABLE = 5.0  # seconds for a first connection
-START = 120.0  # seconds for all actors to start
+CONNECT_SECONDS = 5.0
+START_SECONDS = 120.0  # for all actors
 
 
 class RayCluster(Engine):
-    """workers: shards, at most one per CPU of the cluster that this process has joined; None: as many as that."""
+    """All clients in actors of the Ray cluster that this process has joined.
+
+    workers   the number of shards, at most one per CPU of the cluster; None: one per CPU
+    """
 
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         super().__init__(plan)
@@ -59,37 +72,34 @@ class RayCluster(Engine):
                 "device = 'cpu' or engine = 'processes'."
             )
         self.workers = workers
-        self.shards: list[Any] = []
+        self.shards: list[Actor] = []
         self.blocks: list[range] = []
-        self.graph: tuple[Graph, Reference] | None = None
+        self.graph: tuple[Graph, ObjectRef[Graph]] | None = None
 
     def begin(self) -> None:
         self._start()
         super().begin()
 
     def load(self, folder: Path) -> None:
-        """One shard after the other, so that the driver need not hold them all."""
+        """Read a checkpoint, one shard after the other: the driver never holds them all."""
         self.begin()  # gives every state its type
-        names = self._all("names")[0]
+        names = self._all(RayBlock.table_names)[0]
         for shard, clients in zip(self.shards, self.blocks, strict=True):
             rows = read_rows(folder, clients.start, clients.stop, names)
-            self._take(
-                [shard.do.remote("restore", {name: table.numpy() for name, table in rows.items()})]
-            )
+            arrays = {name: table.numpy() for name, table in rows.items()}
+            self._take([self._post(shard, RayBlock.restore_arrays, arrays)])
 
     def save(self, folder: Path) -> None:
-        waiting = [shard.do.remote("tables") for shard in self.shards]
+        waiting = [self._post(shard, RayBlock.arrays) for shard in self.shards]
         for clients in self.blocks:
-            (tables,) = self._take([waiting.pop(0)])
-            write_part(
-                folder, list(clients), {name: torch.tensor(table) for name, table in tables.items()}
-            )
+            (arrays,) = self._take([waiting.pop(0)])
+            tables = {name: torch.tensor(array) for name, array in arrays.items()}
+            write_part(folder, list(clients), tables)
 
-    def shared(self) -> Exchange:
-        headers, models = zip(*self._all("shared"), strict=True)
-        return Announcements.joined(list(headers)).with_models(
-            torch.from_numpy(np.concatenate(models))
-        )
+    def share(self) -> Exchange:
+        announcements, models = zip(*self._all(RayBlock.share_models), strict=True)
+        model_NKP = torch.from_numpy(np.concatenate(models))
+        return Announcements.merge(announcements).with_models(model_NKP)
 
     def close(self) -> None:
         for shard in self.shards:
@@ -98,42 +108,32 @@ class RayCluster(Engine):
 
     # ---- an exchange
 
-    def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
-        parcels = pack(graph, header, self.blocks)
-        offered = [
-            [(p.client_T - self.blocks[a].start, p.k_T) for p in parcels if p.sender == a]
-            for a in range(len(self.shards))
-        ]
-        references = iter(
-            [
-                reference
-                for sent in self._each("offer", [(own,) for own in offered])
-                for reference in sent
+    def _exchange(self, graph: Graph, announcements: Announcements) -> list[Announcements | None]:
+        transfers = plan_transfers(graph, announcements, self.blocks)
+        arriving = list(zip(transfers, self._offer(transfers), strict=True))
+        graph_reference = self._put_graph(graph)
+        waiting = []
+        for b, shard in enumerate(self.shards):
+            ids = np.unique(np.concatenate([graph.closed(i) for i in self.blocks[b]]))
+            own = [
+                (np.searchsorted(ids, transfer.client_T), transfer.k_T, reference)
+                for transfer, reference in arriving
+                if transfer.receiver == b
             ]
-        )
-        arriving = [(parcel, next(references)) for parcel in parcels]
-        return self._each(
-            "hear", [self._told(graph, header, b, arriving) for b in range(len(self.shards))]
-        )
+            known = announcements.select_clients(ids)
+            waiting.append(self._post(shard, RayBlock.receive, graph_reference, ids, known, own))
+        return self._take(waiting)
 
-    def _told(
-        self,
-        graph: Graph,
-        header: Announcements,
-        b: int,
-        arriving: Sequence[tuple["ShardTransfer", Reference]],
-    ) -> tuple[Any, ...]:
-        """What shard b must know to hear its neighbourhood, and of nobody else."""
-        ids = np.unique(np.concatenate([graph.closed(i) for i in self.blocks[b]]))
-        own = [
-            (np.searchsorted(ids, p.client_T), p.k_T, reference)
-            for p, reference in arriving
-            if p.hearer == b
-        ]
-        return self._graph(graph), ids, header.rows(ids), own
+    def _offer(self, transfers: Sequence["ShardTransfer"]) -> list["ObjectRef[Array]"]:
+        """Let every shard offer its models; return a reference for every transfer, in order."""
+        waiting = []
+        for a, (shard, clients) in enumerate(zip(self.shards, self.blocks, strict=True)):
+            own = [(t.client_T - clients.start, t.k_T) for t in transfers if t.sender == a]
+            waiting.append(self._post(shard, RayBlock.offer, own))
+        return [reference for offered in self._take(waiting) for reference in offered]
 
-    def _graph(self, graph: Graph) -> Reference:
-        """A graph that stays the same goes to every machine once."""
+    def _put_graph(self, graph: Graph) -> "ObjectRef[Graph]":
+        """Return a reference; a graph that stays the same goes to every machine once."""
         if self.graph is None or self.graph[0] is not graph:
             self.graph = graph, ray.put(graph)
         return self.graph[1]
@@ -141,62 +141,69 @@ class RayCluster(Engine):
     # ---- actors
 
     def _start(self) -> None:
-        """New actors on what machines there are now."""
+        """Start new actors on the machines that are there now."""
         self.graph = None
-        while not self._actors_started():
-            pass  # a machine has gone since they were counted
-        sources = ray.put(own_sources(Path.cwd()))
-        self._each(
-            "open",
-            [
-                (sources, [ray.put(PlanPayload.of(self.plan.part(clients)))])
-                for clients in self.blocks
-            ],
-        )
+        while not self._try_to_start():
+            pass  # a machine was lost after its CPUs were counted
+        sources = ray.put(read_user_modules(Path.cwd()))
+        waiting = []
+        for shard, clients in zip(self.shards, self.blocks, strict=True):
+            payload = ray.put(PlanPayload.of(self.plan.select_clients(clients)))
+            waiting.append(shard.open.remote(sources, [payload]))
+        self._take(waiting)
 
-    def _actors_started(self) -> bool:
-        """Whether every actor has started; false if the cluster has become too small for them."""
+    def _try_to_start(self) -> bool:
+        """Return whether every actor started; false: the cluster has become too small."""
         self.close()
-        count = min(self.workers or cpus(), cpus())
-        self.blocks = balanced([len(y) for y in self.plan.train.y], count)
+        count = min(self.workers or count_cpus(), count_cpus())
+        self.blocks = split_clients([len(y) for y in self.plan.train.y], count)
         actor: Any = ray.remote(num_cpus=1)(Shard)
         self.shards = [actor.remote() for _ in self.blocks]
-        waiting, end = [shard.about.remote() for shard in self.shards], time.monotonic() + START
-        started: list[Reference] = []
+        waiting = [shard.versions.remote() for shard in self.shards]
+        end = time.monotonic() + START_SECONDS
+        started: list[Any] = []
         while len(started) < len(waiting):
             started, _ = ray.wait(waiting, num_returns=len(waiting), timeout=1)
-            for about in self._take(started):
-                check_versions(about)
-            if cpus() < len(waiting):
+            for versions in self._take(started):
+                check_versions(versions)
+            if count_cpus() < len(waiting):
                 return False
             if time.monotonic() > end:
                 raise WorkerError(
                     f"workers = {len(waiting)}: only {len(started)} actors started within "
-                    f"{START:.0f} s; the other CPUs of the cluster are busy, or its memory is full. "
-                    "Use fewer workers."
+                    f"{START_SECONDS:.0f} s; the other CPUs of the cluster are busy, or its memory "
+                    "is full. Use fewer workers."
                 )
         return True
 
-    def _all(self, command: str, *arguments: Any) -> list[Any]:
-        return self._each(command, [arguments] * len(self.shards))
+    def _all(
+        self,
+        command: Callable[Concatenate[RayBlock, Arguments], Answer],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> list[Answer]:
+        return self._take([self._post(shard, command, *args, **kwargs) for shard in self.shards])
 
-    def _each(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Arguments of its own for every shard."""
-        return self._take(
-            [
-                shard.do.remote(command, *own)
-                for shard, own in zip(self.shards, arguments, strict=True)
-            ]
-        )
+    def _post(
+        self,
+        shard: Actor,
+        command: Callable[Concatenate[RayBlock, Arguments], Answer],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> "ObjectRef[Answer]":
+        """Send the command to a shard and return a reference to its answer."""
+        reference: ObjectRef[Answer] = shard.execute.remote(command, args, kwargs)
+        return reference
 
-    def _take(self, references: list[Reference]) -> list[Any]:
+    def _take(self, references: Sequence["ObjectRef[Answer]"]) -> list[Answer]:
         try:
             return list(ray.get(references))
         except RayError as error:
-            raise translated(error) from None
+            raise translate(error) from None
 
 
-def translated(error: RayError) -> FedspdError:
+def translate(error: RayError) -> FedspdError:
+    """Return the error that a person can act on."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, FedspdError):
         return cause
@@ -206,80 +213,87 @@ def translated(error: RayError) -> FedspdError:
             f"An actor could not start ({lines[-1]}). Install the same fedspd and Python on every "
             "machine of the cluster."
         )
+    if isinstance(cause, ActorUnavailableError):
+        return BlockLostError("A part of the cluster was lost (an actor does not answer)")
     if isinstance(cause, LOST):
-        said = (
-            "an actor does not answer"
-            if isinstance(cause, ActorUnavailableError)
-            else lines[0].rstrip(".")
-        )
-        return BlockLostError(f"A part of the cluster was lost ({said})")
+        return BlockLostError(f"A part of the cluster was lost ({lines[0].rstrip('.')})")
     return WorkerError(
         f"Ray failed with {type(cause).__name__}: {lines[0]} The last checkpoint is complete."
     )
 
 
 def check_versions(theirs: dict[str, str]) -> None:
-    for name, ours in versions().items():
+    for name, ours in installed_versions().items():
         if theirs[name] != ours:
             raise WorkerError(
-                f"A machine of the cluster has {name} {theirs[name]}, this one has {ours}. Install the "
-                "same version everywhere: results depend on it."
+                f"A machine of the cluster has {name} {theirs[name]}, this one has {ours}. Install "
+                "the same version everywhere: results depend on it."
             )
 
 
-# ---- who needs what
+# ---- which models go where
 
 
 @dataclass(frozen=True)
 class ShardTransfer:
-    """The models that go from one shard to another: whose, and the how-manieth of its offer."""
+    """The models that go from one shard to another.
+
+    client_T   the client of each model
+    k_T        which of the client's K offered models it is
+    """
 
     sender: int
-    hearer: int
+    receiver: int
     client_T: Ints
     k_T: Ints
 
 
-def pack(graph: Graph, header: Announcements, blocks: Sequence[range]) -> list[ShardTransfer]:
-    """Between shards goes each model that a neighbour over there wants, once; ordered by sender, hearer, client."""
-    shards, N, K = len(blocks), *header.cluster_CK.shape
+def plan_transfers(
+    graph: Graph, announcements: Announcements, blocks: Sequence[range]
+) -> list[ShardTransfer]:
+    """Return all transfers of an exchange, ordered by sender, receiver and client.
+
+    A model goes to a shard if a neighbour there wants it, and it goes once.
+    """
+    shards, (N, K) = len(blocks), announcements.cluster_CK.shape
     shard_N = np.repeat(np.arange(shards), [len(clients) for clients in blocks])
-    hearer, sender = graph.pairs(range(N))
-    abroad = shard_N[sender] != shard_N[hearer]
-    sender, hearer = sender[abroad], hearer[abroad]
-    t, k = np.nonzero(
-        (header.cluster_CK[sender][:, :, None] == header.want_CM[hearer][:, None, :]).any(2)
-    )
-    way = shard_N[sender[t]] * shards + shard_N[hearer[t]]
-    wanted_T = np.unique(
-        (way * N + sender[t]) * K + k
-    )  # one number each: many times faster to sort than rows
-    way_T, client_T, k_T = wanted_T // (N * K), wanted_T // K % N, wanted_T % K
-    cuts = np.flatnonzero(np.diff(way_T)) + 1
-    pieces = zip(*(np.split(numbers, cuts) for numbers in (way_T, client_T, k_T)), strict=True)
+    receiver, sender = graph.pairs(range(N))
+    crosses = shard_N[sender] != shard_N[receiver]
+    sender, receiver = sender[crosses], receiver[crosses]
+    offered, wanted = announcements.cluster_CK[sender], announcements.want_CM[receiver]
+    t, k = np.nonzero((offered[:, :, None] == wanted[:, None, :]).any(2))
+    route = shard_N[sender[t]] * shards + shard_N[receiver[t]]
+    code_T = np.unique((route * N + sender[t]) * K + k)  # one integer sorts faster than a row
+    route_T, client_T, k_T = code_T // (N * K), code_T // K % N, code_T % K
+    cuts = np.flatnonzero(np.diff(route_T)) + 1
+    pieces = zip(*(np.split(table, cuts) for table in (route_T, client_T, k_T)), strict=True)
     return [
-        ShardTransfer(*divmod(int(way[0]), shards), client, k)
-        for way, client, k in pieces
-        if len(way)
+        ShardTransfer(*divmod(int(route[0]), shards), clients, ks)
+        for route, clients, ks in pieces
+        if len(route)
     ]
 
 
 # ---- the cluster
 
 
-def cpus() -> int:
-    found = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    if not found:
+def count_cpus() -> int:
+    cluster_resources: Callable[[], dict[str, float]] = ray.cluster_resources
+    cpus = int(cluster_resources().get("CPU", 0))
+    if not cpus:
         raise WorkerError(
             "The Ray cluster has no CPU to offer. Start another machine with "
             "'ray start --address=HOST:PORT'."
         )
-    return found
+    return cpus
 
 
 @contextmanager
-def joined(address: str | None, workers: int | None) -> Iterator[None]:
-    """In the cluster at the address, or in one of our own on this machine; a process that has joined one stays in that."""
+def joined_cluster(address: str | None, workers: int | None) -> Iterator[None]:
+    """Join the cluster at the address, or start one on this machine, and leave it at the end.
+
+    A process that is already in a cluster stays in it.
+    """
     if ray.is_initialized():
         yield
         return
@@ -297,18 +311,20 @@ def _join(address: str | None, workers: int | None) -> None:
     else:
         _check_reachable(address)
     try:
-        with _own_signals():
+        with _sigterm_handler_kept():
             ray.init(address=address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
+        message = " ".join(str(error).split()).rstrip(".")
+        if address is None:
+            raise ConfigError(f"Ray did not start on this machine: {message}.") from None
         raise ConfigError(
-            f"address = {address!r}: {said}. Start a cluster with 'ray start --head', or leave the "
-            "address out."
+            f"address = '{address}': {message}. Start a cluster with 'ray start --head', or leave "
+            "the address out."
         ) from None
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Refuse an address where nothing listens: Ray itself would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -318,7 +334,7 @@ def _check_reachable(address: str) -> None:
             "6379)."
         )
     try:
-        socket.create_connection((host, int(port)), REACHABLE).close()
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise ConfigError(
             f"address = '{address}': no answer ({error}). Start a cluster there with "
@@ -327,8 +343,8 @@ def _check_reachable(address: str) -> None:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own on SIGTERM; ours ends a run as Ctrl-C does."""
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Restore the handler that Ray replaces: SIGTERM must end a run as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,11 +1,12 @@
-"""One block of clients in a Ray actor. Commands come from the driver; models come from the other shards.
+"""One block of clients in a Ray actor. The driver sends commands; other shards send models.
 
-Shapes: C clients in the block, N clients that it hears, K models offered by each, P numbers in a model, T models in a parcel.
+Shapes: C clients in the block, N clients that it receives from, K models offered by each,
+P parameters of a model, T models in a transfer.
 """
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,153 +20,167 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
+from ray import ObjectRef
 from ray.exceptions import RayError
 
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
-from fedspd.core.errors import FedspdError, WorkerError
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.engines.engine import failure
+from fedspd.engines.engine import Answer, failures_as_sentences
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
-from fedspd.runtime.plan import Plan, Truth
+from fedspd.runtime.plan import GroundTruth, Plan
 from fedspd.runtime.processes import keep_memory
 
+Array = NDArray[Any]
 Ints = NDArray[np.int64]
-Reference = Any  # Ray's name of an object that lies in some machine's memory
-AGAIN = "engine = 'processes' and workers = 1"
+REPEAT_WITH = "engine = 'processes' and workers = 1"
 
 
 class Shard:
+    """The actor of one block. It has no block before `open`."""
+
+    block: "RayBlock"
+
     def __init__(self) -> None:
         keep_memory()
         torch.set_num_threads(1)
-        warnings.filterwarnings(
+        warnings.filterwarnings(  # arrays of Ray's shared memory are read-only, and only read
             "ignore", message="The given NumPy array is not writable"
-        )  # what Ray hands out is not, nor need be
+        )
 
-    def about(self) -> dict[str, str]:
-        return versions()
+    def versions(self) -> dict[str, str]:
+        return installed_versions()
 
-    def do(self, command: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self if hasattr(Shard, command) else self.runner, command)(*arguments)
-        except (FedspdError, RayError):
-            raise
-        except Exception as error:
-            raise WorkerError(failure(error, AGAIN)) from None
+    def open(self, sources: Mapping[str, str], payload: Sequence["ObjectRef[PlanPayload]"]) -> None:
+        """Make the block of a plan.
 
-    def open(self, sources: dict[str, str], luggage: Sequence[Reference]) -> None:
-        """The luggage comes as a reference: it can be unpacked only where the sources are known."""
-        sys.meta_path.append(OwnModules(sources))
-        (unpacked,) = ray.get(list(luggage))
-        self.runner = BlockRunner(unpacked.plan())
+        The payload is a list of one reference, which Ray does not resolve by itself: it can be
+        read only once the sources are known.
+        """
+        with failures_as_sentences(REPEAT_WITH, RayError):
+            sys.meta_path.append(UserModules(sources))
+            self.block = RayBlock(ray.get(payload[0]).unpack())
 
-    def offer(self, parcels: Sequence[tuple[Ints, Ints]]) -> list[Reference]:
-        """Put what other shards want, by row and place, into this machine's memory, where they can fetch it."""
-        plan = self.runner.plan
-        model_CKP = self.runner.request.model_CKP.detach().to(plan.learner.dtype).numpy()
-        return [ray.put(model_CKP[row_T, k_T]) for row_T, k_T in parcels]
+    def execute(
+        self, command: Callable[..., Answer], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Answer:
+        """Return the answer of a command, which is a method of RayBlock."""
+        with failures_as_sentences(REPEAT_WITH, RayError):
+            return command(self.block, *args, **kwargs)
 
-    def hear(
+
+class RayBlock(BlockRunner):
+    """A block that exchanges models with other shards through the memory of Ray's machines."""
+
+    def offer(self, models: Sequence[tuple[Ints, Ints]]) -> list["ObjectRef[Array]"]:
+        """Put models into this machine's memory, where other shards can fetch them.
+
+        models   for each transfer row_T and k_T: the rows of clients, and which model of each
+        """
+        model_CKP = self.exchange.model_CKP.detach().to(self.plan.learner.dtype).numpy()
+        return [ray.put(model_CKP[row_T, k_T]) for row_T, k_T in models]
+
+    def receive(
         self,
-        graph: Graph,
-        ids: Ints,
-        header: Announcements,
-        parcels: Sequence[tuple[Ints, Ints, Reference]],
+        graph: "ObjectRef[Graph]",
+        sender_ids: Ints,
+        announcements: Announcements,
+        transfers: Sequence[tuple[Ints, Ints, "ObjectRef[Array]"]],
     ) -> Announcements | None:
-        """Fetch the parcels; what nobody here asked for is not in them, and is NaN."""
-        clients, learner = self.runner.plan.train.clients, self.runner.plan.learner
-        model_NKP = torch.full(
-            (*header.cluster_CK.shape, header.size), torch.nan, dtype=learner.dtype
-        )
-        first = int(np.searchsorted(ids, clients[0]))
-        model_NKP[first : first + len(clients)] = self.runner.request.model_CKP
-        fetched = ray.get([reference for _, _, reference in parcels])
-        for (row_T, k_T, _), model_TP in zip(parcels, fetched, strict=True):
+        """Fetch the transfers and answer the exchange; models that no client here wants are NaN.
+
+        sender_ids      the clients that this block receives from, its own included
+        announcements   of these clients
+        transfers       row_T among these clients, k_T and the models
+        """
+        clients, dtype = self.plan.train.clients, self.plan.learner.dtype
+        model_NKP = torch.full(announcements.model_shape, torch.nan, dtype=dtype)
+        first = int(np.searchsorted(sender_ids, clients[0]))
+        model_NKP[first : first + len(clients)] = self.exchange.model_CKP
+        fetched = ray.get([reference for _, _, reference in transfers])
+        for (row_T, k_T, _), model_TP in zip(transfers, fetched, strict=True):
             model_NKP[torch.from_numpy(row_T), torch.from_numpy(k_T)] = torch.from_numpy(model_TP)
-        return self.runner.answer(
-            Neighbourhood.of(graph, clients, header.with_models(model_NKP), ids)
-        )
+        offers = announcements.with_models(model_NKP)
+        return self.advance(Neighbourhood.of(ray.get(graph), clients, offers, sender_ids))
 
-    def shared(self) -> tuple[Announcements, NDArray[Any]]:
-        header = self.runner.share()
-        return header, self.runner.request.model_CKP.detach().numpy()
+    def share_models(self) -> tuple[Announcements, Array]:
+        """Return what the block's clients offer to newcomers."""
+        announcements = self.share()
+        return announcements, self.exchange.model_CKP.detach().numpy()
 
-    def names(self) -> list[str]:
-        """Of the tables."""
-        return list(self.runner.tables())
+    def table_names(self) -> list[str]:
+        """Return the names of the state's tables."""
+        return list(self.tables())
 
-    def tables(self) -> dict[str, NDArray[Any]]:
-        return {name: table.detach().numpy() for name, table in self.runner.tables().items()}
+    def arrays(self) -> dict[str, Array]:
+        """Return the state's tables as arrays, which Ray hands over without a copy."""
+        return {name: table.detach().numpy() for name, table in self.tables().items()}
 
-    def restore(self, tables: dict[str, NDArray[Any]]) -> None:
-        self.runner.restore({name: torch.tensor(table) for name, table in tables.items()})
+    def restore_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Replace the state's tables."""
+        self.restore({name: torch.tensor(array) for name, array in arrays.items()})
 
 
-def versions() -> dict[str, str]:
-    """What must be the same on every machine, or results would not be."""
+def installed_versions() -> dict[str, str]:
+    """Return the versions that results depend on: they must be the same on every machine."""
     return {
         "Python": ".".join(map(str, sys.version_info[:2])),
         **{name: version(name) for name in ("fedspd", "torch", "numpy", "scipy")},
     }
 
 
-# ---- a plan on its way
+# ---- a plan as it is sent
 
 
 @dataclass(frozen=True)
 class StackedBlock:
-    """A Block whose examples are two arrays, which actors read where Ray keeps them, without a copy."""
+    """A Block whose examples are two arrays, which actors read in Ray's memory without a copy."""
 
     clients: Sequence[int]
     network_size: int
     counts: list[int]
-    x: NDArray[Any]
-    y: NDArray[Any]
+    x: Array
+    y: Array
     width: int
     server: bool
 
     @classmethod
     def of(cls, block: Block) -> "StackedBlock":
         x, y = (torch.cat(list(rows)).numpy() for rows in (block.x, block.y))
-        return cls(
-            block.clients,
-            block.network_size,
-            block.counts_C.tolist(),
-            x,
-            y,
-            block.width,
-            block.server,
-        )
+        counts = block.counts_C.tolist()
+        return cls(block.clients, block.network_size, counts, x, y, block.width, block.server)
 
-    def block(self) -> Block:
+    def unpack(self) -> Block:
         x, y = (torch.split(torch.from_numpy(rows), self.counts) for rows in (self.x, self.y))
         return Block(self.clients, self.network_size, x, y, self.width, self.server)
 
 
 @dataclass(frozen=True)
 class PlanPayload:
-    """A Plan as it travels; its learner, whose module and vector are one memory, is made anew where it arrives."""
+    """A Plan as it is sent to an actor.
+
+    The actor makes the learner from its arguments, because a learner's module shares its memory
+    with a vector, which would not survive serialisation.
+    """
 
     algorithm: AnyAlgorithm
     learner: tuple[Any, ...]
     train: StackedBlock
     test: StackedBlock
-    truth: Truth
+    truth: GroundTruth
     distributions: int
     key: Key
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanPayload":
-        old = plan.learner
-        learner = (old.factory, old.training, old.loss, old.device, old.dtype)
+        learner = plan.learner
         return cls(
             plan.algorithm,
-            learner,
+            (learner.factory, learner.training, learner.loss, learner.device, learner.dtype),
             StackedBlock.of(plan.train),
             StackedBlock.of(plan.test),
             plan.truth,
@@ -173,26 +188,26 @@ class PlanPayload:
             plan.key,
         )
 
-    def plan(self) -> Plan:
-        learner, train, test = Learner(*self.learner), self.train.block(), self.test.block()
+    def unpack(self) -> Plan:
+        learner, train, test = Learner(*self.learner), self.train.unpack(), self.test.unpack()
         return Plan(self.algorithm, learner, train, test, self.truth, self.distributions, self.key)
 
 
-# ---- a user's own modules
+# ---- modules of the user
 
 
-def own_sources(folder: Path) -> dict[str, str]:
-    """The text of every module that was imported from the folder, where a user's own lie: other machines do not have it."""
-    found = {}
+def read_user_modules(folder: Path) -> dict[str, str]:
+    """Return the sources of the modules imported from the folder, which other machines lack."""
+    sources = {}
     for name, module in list(sys.modules.items()):
         stem, file = folder.joinpath(*name.split(".")), getattr(module, "__file__", None)
         if file in (f"{stem}.py", f"{stem}/__init__.py"):
-            found[name] = Path(file).read_text("utf-8")
-    return found
+            sources[name] = Path(file).read_text("utf-8")
+    return sources
 
 
-class OwnModules(MetaPathFinder, InspectLoader):
-    """Imports what the machine itself does not have, from texts that came along."""
+class UserModules(MetaPathFinder, InspectLoader):
+    """The importer of modules whose sources came from the driver."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self.sources = sources
@@ -200,12 +215,10 @@ class OwnModules(MetaPathFinder, InspectLoader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package = any(other.startswith(f"{name}.") for other in self.sources)
-        return (
-            spec_from_loader(name, self, is_package=package)
-            if package or name in self.sources
-            else None
-        )
+        is_package = any(other.startswith(f"{name}.") for other in self.sources)
+        if is_package or name in self.sources:
+            return spec_from_loader(name, self, is_package=is_package)
+        return None
 
     def get_source(self, name: str) -> str:
         return self.sources.get(name, "")

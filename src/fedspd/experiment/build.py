@@ -20,7 +20,7 @@ from fedspd.core.learner import Learner, Loss, cross_entropy, squared_error
 from fedspd.data.custom import load_source
 from fedspd.data.federation import Federation
 from fedspd.data.partitioning import federate
-from fedspd.runtime.plan import Plan, Truth
+from fedspd.runtime.plan import GroundTruth, Plan
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -50,8 +50,8 @@ def build_experiment(
     plan = Plan(build_algorithm(config), learner, *blocks, federation.distributions, key)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
-    newcomers = plan.part(held_out) if held_out else None
-    return Experiment(config, federation, network, plan.part(clients), newcomers)
+    newcomers = plan.select_clients(held_out) if held_out else None
+    return Experiment(config, federation, network, plan.select_clients(clients), newcomers)
 
 
 def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
@@ -72,7 +72,7 @@ def _check_clusters(config: ExperimentConfig, federation: Federation) -> None:
 
 def _build_blocks(
     config: ExperimentConfig, federation: Federation, network: topology.Topology
-) -> tuple[Block, Block, Truth]:
+) -> tuple[Block, Block, GroundTruth]:
     """Return the training and test examples of all clients, and the truth of the former."""
     server, start = network.at(1).server, federation.train.start
     blocks = (federation.block(range(federation.clients), part) for part in ("train", "test"))

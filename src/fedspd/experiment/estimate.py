@@ -21,7 +21,7 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import SERVER, Traffic
 from fedspd.engines.engine import RoundReport
-from fedspd.engines.simulator import InProcess, Simulator
+from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import Child, give_memory_back, require_fork
@@ -46,7 +46,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
     """Return the memory, bytes, gradient steps and seconds of a run, without its evaluations."""
     require_fork("The estimate of a run's memory")
     config, plan = experiment.config, experiment.plan
-    sample = plan.first(SAMPLED_CLIENTS)
+    sample = plan.shrink_to(SAMPLED_CLIENTS)
     graph = experiment.topology.at(1)
     complete = Graph.complete(sample.clients, server=graph.server)
     engine = Simulator(sample)
@@ -133,12 +133,10 @@ def _estimate_memory(
 ) -> Json:
     """Return the bytes at the peak of a run: the program, the clients' states and the rounds."""
     plan = experiment.plan
-    (worker,) = engine.workers
-    assert isinstance(worker, InProcess)
-    tables = worker.desk.runner.tables().values()
+    tables = engine.block.tables().values()
     sample = engine.plan.clients
     state = sum(table.nbytes for table in tables) / sample
-    rehearsed = plan.first(max(1, round(REHEARSED_STATE_BYTES / state)))
+    rehearsed = plan.shrink_to(max(1, round(REHEARSED_STATE_BYTES / state)))
     program, peak = _measure_memory(_idle(rehearsed), experiment)
     round_bytes = (peak - program) / rehearsed.clients - state
     if workers > 1:  # the offers of all workers meet in shared memory

@@ -212,7 +212,7 @@ class _Training:
         plan, key = self.experiment.newcomers, Key(self.experiment.config.seed)
         assert plan is not None
         graph = attach_newcomers(self.experiment.topology.at(t - 1), plan.clients, key)
-        measures, sent = evaluate_newcomers(plan, graph, self.engine.shared(), t)
+        measures, sent = evaluate_newcomers(plan, graph, self.engine.share(), t)
         edges = [] if graph.server else graph.edges().tolist()
         return {**metrics_fields(measures), **sent, "edges": edges}
 
@@ -271,7 +271,7 @@ class Result:
         clients = self.experiment.plan.clients
         if not 0 <= client < clients:
             raise ConfigError(f"client = {client}: expected 0 to {clients - 1}.")
-        runner = BlockRunner(self.experiment.plan.part(range(client, client + 1)))
+        runner = BlockRunner(self.experiment.plan.select_clients(range(client, client + 1)))
         latest = RunFolder(self.folder).latest()
         assert latest is not None
         runner.load(latest[0])

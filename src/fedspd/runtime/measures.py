@@ -1,18 +1,28 @@
-"""The measurements of one block of clients."""
+"""What is measured of a round."""
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedspd.core.metrics import CenterMoments
 
+Number = TypeVar("Number", bound=np.generic)
+
 
 @dataclass(frozen=True)
 class Measures:
-    """One block's part of what is recorded about a round."""
+    """The measures of a block's clients, or of all; None where the method lets nothing be observed.
+
+    accuracy_C    test accuracy; NaN for a regression
+    test_loss_C   mean test loss
+    loss_C        mean training loss
+    mixture_CS    share of every cluster in the client's examples
+    table_CSD     number of examples by cluster and true distribution
+    moments       sums over the clients' centers, for the consensus distance
+    """
 
     accuracy_C: NDArray[np.float64]
     test_loss_C: NDArray[np.float64]
@@ -22,11 +32,19 @@ class Measures:
     moments: CenterMoments | None
 
     @classmethod
-    def joined(cls, parts: list["Measures"]) -> "Measures":
-        def whole(name: str) -> Any:
-            values = [getattr(part, name) for part in parts]
-            if values[0] is None:
-                return None
-            return sum(values[1:], start=values[0]) if name == "moments" else np.concatenate(values)
+    def merge(cls, parts: Sequence["Measures"]) -> "Measures":
+        """Return the measures of all blocks, in their order."""
+        moments = [part.moments for part in parts if part.moments is not None]
+        return cls(
+            np.concatenate([part.accuracy_C for part in parts]),
+            np.concatenate([part.test_loss_C for part in parts]),
+            _concatenate([part.loss_C for part in parts]),
+            _concatenate([part.mixture_CS for part in parts]),
+            _concatenate([part.table_CSD for part in parts]),
+            sum(moments[1:], start=moments[0]) if moments else None,
+        )
 
-        return cls(*(whole(field.name) for field in dataclasses.fields(cls)))
+
+def _concatenate(tables: Sequence[NDArray[Number] | None]) -> NDArray[Number] | None:
+    present = [table for table in tables if table is not None]
+    return np.concatenate(present) if present else None

@@ -1,4 +1,4 @@
-"""Everything that a run needs, whichever engine or peer runs it."""
+"""Everything that a run needs, on any engine and on a peer."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,18 +11,22 @@ from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
-Truth = list[NDArray[np.int64]]
+GroundTruth = list[NDArray[np.int64]]  # per client, the true distribution of every example
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run needs, whoever runs it. Truth is for metrics: no algorithm sees it."""
+    """A method, a learner, and the examples of a network's clients or of some of them.
+
+    truth           for metrics only: no method sees it
+    distributions   the number of true distributions
+    """
 
     algorithm: AnyAlgorithm
     learner: Learner
     train: Block
     test: Block
-    truth: Truth
+    truth: GroundTruth
     distributions: int
     key: Key
 
@@ -30,20 +34,22 @@ class Plan:
     def clients(self) -> int:
         return len(self.train)
 
-    def first(self, count: int) -> "Plan":
-        """A small network of the first clients alone."""
-        part = self.part(range(min(count, self.clients)))
-        train, test = (
-            dataclasses.replace(block, network_size=len(part.train))
-            for block in (part.train, part.test)
-        )
-        return dataclasses.replace(part, train=train, test=test)
-
-    def part(self, clients: range) -> "Plan":
-        """The same plan for some of the clients."""
+    def select_clients(self, clients: range) -> "Plan":
+        """Return the plan of some of the clients, which stay part of the same network."""
         rows = slice(clients.start, clients.stop)
         train, test = (
-            dataclasses.replace(b, clients=b.clients[rows], x=b.x[rows], y=b.y[rows])
-            for b in (self.train, self.test)
+            dataclasses.replace(
+                block, clients=block.clients[rows], x=block.x[rows], y=block.y[rows]
+            )
+            for block in (self.train, self.test)
         )
         return dataclasses.replace(self, train=train, test=test, truth=self.truth[rows])
+
+    def shrink_to(self, count: int) -> "Plan":
+        """Return the plan of a smaller network, which has only the first clients."""
+        plan = self.select_clients(range(min(count, self.clients)))
+        train, test = (
+            dataclasses.replace(block, network_size=plan.clients)
+            for block in (plan.train, plan.test)
+        )
+        return dataclasses.replace(plan, train=train, test=test)

@@ -94,7 +94,9 @@ def peer(i: int, network: Network, manifest: Manifest, folder: Path) -> Peer:
         folder / place.name,
         {"network": manifest.network, "node": place.name, "agreement": manifest.agreement},
     )
-    runner = BlockRunner(build_experiment(validate(manifest.config)).plan.part(range(i, i + 1)))
+    runner = BlockRunner(
+        build_experiment(validate(manifest.config)).plan.select_clients(range(i, i + 1))
+    )
     return Peer(place, runner, journal, MemoryTransport(network, manifest, place.name), PATIENCE)
 
 

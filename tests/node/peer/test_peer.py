@@ -95,7 +95,9 @@ class Plant:
             self.folder / f"n{i}",
             {"network": manifest.network, "node": place.name, "agreement": manifest.agreement},
         )
-        plan = build_experiment(config).plan.part(range(i % config.clients, i % config.clients + 1))
+        plan = build_experiment(config).plan.select_clients(
+            range(i % config.clients, i % config.clients + 1)
+        )
         block = dataclasses.replace(
             plan.train, clients=[i], network_size=max(config.clients, i + 1)
         )

@@ -32,7 +32,7 @@ def plan(manifest: Manifest, client: int, data: str | None) -> Plan:
             f"This network's model takes examples of shape {manifest.shape} for {_kind(manifest.classes)}, and data.name = "
             f"'{config.data.name}' has others: give this device's own with --data."
         )
-    return experiment.plan.part(range(client, client + 1))
+    return experiment.plan.select_clients(range(client, client + 1))
 
 
 def _own(manifest: Manifest, config: ExperimentConfig, client: int, source: Source) -> Plan:

@@ -73,12 +73,12 @@ class Peer:
         answers: dict[str, Answer] = {}
         header = await asyncio.to_thread(self.runner.start_round, t)
         while header is not None:
-            before, asked = time.perf_counter(), self.runner.request
+            before, asked = time.perf_counter(), self.runner.exchange
             answers = await self.talk.exchange((t, exchanges), asked)
             waited += time.perf_counter() - before
             exchanges += 1
             header = await asyncio.to_thread(
-                self.runner.answer, self._neighbourhood(asked, answers)
+                self.runner.advance, self._neighbourhood(asked, answers)
             )
         missing = sorted(set(self.watch.neighbours) - set(answers)) if exchanges else []
         about = {
