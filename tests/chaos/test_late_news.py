@@ -20,7 +20,9 @@ class Nobody:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def announce(self, neighbour: str, announcement: Announcement, limit: float) -> None:
+    async def announce(
+        self, neighbour: str, announcement: Announcement, timeout_seconds: float
+    ) -> None:
         self.calls += 1
         raise UnreachableError("nobody is there.")
 
@@ -39,17 +41,17 @@ def of_round(round: int) -> Announcement:
 def test_a_late_announcement_does_not_set_a_neighbour_back():
     talk = conversation(Nobody())
     talk.now((7, 0))
-    talk.announced("b", of_round(8))
+    talk.handle_announcement("b", of_round(8))
     with pytest.raises(RejectedError, match="round 6, exchange 0 is over"):
-        talk.announced("b", of_round(6))
+        talk.handle_announcement("b", of_round(6))
     assert talk.watch.neighbours["b"].round == 8
 
 
 def test_a_neighbour_that_restarts_says_so_and_is_believed():
     talk = conversation(Nobody())
     talk.now((7, 0))
-    talk.announced("b", of_round(8))
-    talk.hello("b", Hello("agreed", 5, "host:2"))
+    talk.handle_announcement("b", of_round(8))
+    talk.handle_hello("b", Hello("agreed", 5, "host:2"))
     assert talk.watch.neighbours["b"].round == 5
 
 

@@ -142,7 +142,7 @@ SLIPS = {
     "plaintext": (
         ["node", "run", "--bundle", "plant/nodes/node-0", "--insecure-plaintext"],
         2,
-        "was created secure",
+        "was created with TLS",
     ),
     "log": (
         ["node", "run", "--bundle", "plant/nodes/node-0", "--log", "loud"],
@@ -206,7 +206,7 @@ def test_a_port_in_use_is_a_failure(plant, capsys):
     host, _, port = Manifest.load(plant / "network.json").member("node-0").address.rpartition(":")
     with socket.create_server((host, int(port))):
         assert guarded(["node", "run", "--bundle", "plant/nodes/node-0"]) == 1
-        assert f"The address '{host}:{port}' cannot be listened on" in capsys.readouterr().err
+        assert f"address = '{host}:{port}': cannot listen there" in capsys.readouterr().err
         assert guarded(["up", "--out", "plant"]) == 1
         assert "is the network up already?" in capsys.readouterr().err
 

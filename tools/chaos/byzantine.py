@@ -4,7 +4,7 @@ from fedspd.cli.main import main
 from fedspd.node.peer.protocol import ExchangeProtocol
 from fedspd.node.wire.messages import Offer, Request
 
-honest = ExchangeProtocol.offered
+honest = ExchangeProtocol.handle_request
 
 
 def dishonest(self: ExchangeProtocol, sender: str, request: Request) -> Offer:
@@ -13,5 +13,5 @@ def dishonest(self: ExchangeProtocol, sender: str, request: Request) -> Offer:
 
 
 if __name__ == "__main__":
-    ExchangeProtocol.offered = dishonest  # type: ignore[method-assign]
+    ExchangeProtocol.handle_request = dishonest  # type: ignore[method-assign]
     main()

@@ -260,7 +260,7 @@ def test_a_port_that_is_taken(plant: Path) -> None:
     address = Manifest.load(plant / "network.json").member("a").address
     with (
         taken(address),
-        pytest.raises(NodeError, match=f"The address '{address}' cannot be listened on"),
+        pytest.raises(NodeError, match=f"address = '{address}': cannot listen there"),
     ):
         start.run(plant / "nodes/a")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -278,7 +278,7 @@ def test_an_address_to_listen_on_that_is_none(plant: Path) -> None:
 
 def test_plaintext_only_where_the_network_was_created_for_it(plant: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="--insecure-plaintext: this network was created secure, and stays so"
+        ConfigError, match="--insecure-plaintext: this network was created with TLS"
     ):
         start.run(plant / "nodes/a", insecure_plaintext=True)
     provisioning.create(
@@ -288,7 +288,7 @@ def test_plaintext_only_where_the_network_was_created_for_it(plant: Path, tmp_pa
         port=1,
     )
     with pytest.raises(
-        ConfigError, match="created without encryption: run its nodes with --insecure-plaintext"
+        ConfigError, match="created without TLS; expected the option --insecure-plaintext"
     ):
         start.run(tmp_path / "open/nodes/node-0")
 

@@ -17,7 +17,7 @@ from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import CHANCES, Timeouts
 from fedspd.node.peer.peer import Peer
-from fedspd.node.wire.memory import MemoryTransport, Network
+from fedspd.node.wire.memory import MemoryNetwork
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 from fedspd.runtime.block_runner import BlockRunner
 
@@ -63,29 +63,29 @@ class Liar:
     ) -> None:
         self.says, self.gives, self.round = says, gives, 1
 
-    def hello(self, sender: str, said: Hello) -> Hello:
+    def handle_hello(self, sender: str, hello: Hello) -> Hello:
         return Hello(self.manifest.agreement, self.round, "host:7002")
 
-    def announced(self, sender: str, announcement: Announcement) -> None:
+    def handle_announcement(self, sender: str, announcement: Announcement) -> None:
         self.round = max(self.round, announcement.round)
 
-    def offered(self, sender: str, request: Request) -> Offer:
+    def handle_request(self, sender: str, request: Request) -> Offer:
         return self.gives(request)
 
-    async def live(self, network: Network) -> None:
-        transport = MemoryTransport(network, self.manifest, "n2")
+    async def live(self, network: MemoryNetwork) -> None:
+        transport = network.transport(self.manifest, "n2")
         await transport.start(self)
         while True:
             for name in ("n0", "n1"):
                 try:
-                    await transport.hello(name, self.hello(name, Hello("", 0, "")), 1)
+                    await transport.hello(name, self.handle_hello(name, Hello("", 0, "")), 1)
                     await transport.announce(name, self.says(self.round), 1)
                 except TransportError:
                     pass
             await asyncio.sleep(0.02)
 
 
-def peer(i: int, network: Network, manifest: Manifest, folder: Path) -> Peer:
+def peer(i: int, network: MemoryNetwork, manifest: Manifest, folder: Path) -> Peer:
     near = {f"n{j}": j for j in range(3) if j != i}
     place = NodeContext(
         f"n{i}", i, f"host:{7000 + i}", near, manifest.agreement, ROUNDS, "uniform", 1
@@ -97,11 +97,11 @@ def peer(i: int, network: Network, manifest: Manifest, folder: Path) -> Peer:
     runner = BlockRunner(
         build_experiment(validate(manifest.config)).plan.select_clients(range(i, i + 1))
     )
-    return Peer(place, runner, journal, MemoryTransport(network, manifest, place.name), PATIENCE)
+    return Peer(place, runner, journal, network.transport(manifest, place.name), PATIENCE)
 
 
 async def two_honest(liar: Liar, folder: Path) -> list[Peer]:
-    network: Network = {}
+    network = MemoryNetwork()
     honest = [peer(i, network, liar.manifest, folder) for i in range(2)]
     with ThreadPoolExecutor(1) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
@@ -151,8 +151,8 @@ def test_the_honest_go_on_with_one_another(liar: Liar, tmp_path: Path) -> None:
 class Deaf(Liar):
     """Takes part in every round, and refuses to be told of any."""
 
-    def announced(self, sender: str, announcement: Announcement) -> None:
-        super().announced(sender, announcement)
+    def handle_announcement(self, sender: str, announcement: Announcement) -> None:
+        super().handle_announcement(sender, announcement)
         raise RejectedError("not listening.")
 
 

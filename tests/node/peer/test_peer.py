@@ -20,7 +20,7 @@ from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
-from fedspd.node.wire.memory import MemoryTransport, Network, NetworkConditions, fair
+from fedspd.node.wire.memory import MemoryNetwork, NetworkConditions, ideal_conditions
 from fedspd.node.wire.messages import JOINING, Offer, Request
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
@@ -50,12 +50,15 @@ class Plant:
     """The peers of one config, their folders and the network between them."""
 
     def __init__(
-        self, config: ExperimentConfig, folder: Path, weather: NetworkConditions = fair
+        self,
+        config: ExperimentConfig,
+        folder: Path,
+        conditions: NetworkConditions = ideal_conditions,
     ) -> None:
-        self.config, self.folder, self.weather = config, folder, weather
+        self.config, self.folder = config, folder
         self.experiment: Experiment = build_experiment(config)
         self.graph = self.experiment.topology.at(1)
-        self.network: Network = {}
+        self.network = MemoryNetwork(conditions)
         self.peers: dict[int, Peer] = {}
         self.links = {i: [int(j) for j in self.graph.neighbours(i)] for i in range(config.clients)}
 
@@ -102,9 +105,7 @@ class Plant:
             plan.train, clients=[i], network_size=max(config.clients, i + 1)
         )
         runner = BlockRunner(dataclasses.replace(plan, train=block))
-        transport = MemoryTransport(
-            self.network, manifest, place.name, lambda *said: self.weather(*said)
-        )
+        transport = self.network.transport(manifest, place.name)
         self.peers[i] = Peer(place, runner, journal, transport, patience)
         return self.peers[i]
 
@@ -114,7 +115,7 @@ class Plant:
     def kill(self, i: int, task: "asyncio.Task[None]") -> None:
         """As kill -9 does: nothing is said to anybody, and what is not committed is lost."""
         task.cancel()
-        self.network.pop(f"n{i}", None)
+        self.network.disconnect(f"n{i}")
         self.peers[i].journal.close()
 
     def events(self, i: int) -> list[Json]:
@@ -245,11 +246,11 @@ def test_a_killed_node_goes_on_from_its_journal_and_is_heard_again_within_two_ro
 def test_a_partition_lets_both_sides_go_on_and_heals_by_itself(tmp_path: Path) -> None:
     apart = False
 
-    async def weather(sender: str, receiver: str, kind: Any) -> None:
+    async def conditions(sender: str, receiver: str, method: Any) -> None:
         if apart and (sender in ("n0", "n1")) != (receiver in ("n0", "n1")):
             raise UnreachableError("the link is down.")
 
-    plant = Plant(config_of("fedavg", rounds=40, training={"epochs": 1}), tmp_path, weather)
+    plant = Plant(config_of("fedavg", rounds=40, training={"epochs": 1}), tmp_path, conditions)
 
     async def part_and_heal() -> tuple[int, int]:
         nonlocal apart
@@ -279,12 +280,12 @@ def test_a_partition_lets_both_sides_go_on_and_heals_by_itself(tmp_path: Path) -
 
 
 def test_a_slow_neighbour_is_waited_for(tmp_path: Path) -> None:
-    async def weather(sender: str, receiver: str, kind: Any) -> None:
+    async def conditions(sender: str, receiver: str, method: Any) -> None:
         if "n2" in (sender, receiver):
             await asyncio.sleep(0.1)
 
     config = config_of("fedavg")
-    plant = Plant(config, tmp_path, weather)
+    plant = Plant(config, tmp_path, conditions)
     together(all_of(plant))
     assert [[event["hash"] for event in plant.events(i)] for i in range(5)] == [
         list(row) for row in zip(*simulated(plant.experiment), strict=True)
@@ -419,7 +420,9 @@ def test_while_a_node_reads_its_rounds_nobody_gets_its_first_draws(tmp_path: Pat
         runner.load(tmp_path)  # there is no checkpoint: as far as it comes
     assert runner.state is None
     with pytest.raises(RejectedError, match="has not begun yet"):
-        plant.peers[0].talk.offered("n1", Request(0, JOINING, (0,), runner.plan.learner.size))
+        plant.peers[0].talk.handle_request(
+            "n1", Request(0, JOINING, (0,), runner.plan.learner.size)
+        )
 
 
 def test_leaving_commits_the_round_and_the_next_start_goes_on(tmp_path: Path) -> None:

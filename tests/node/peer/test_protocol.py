@@ -18,10 +18,12 @@ class SlowPost:
     def __init__(self) -> None:
         self.open = asyncio.Event()
 
-    async def announce(self, neighbour: str, announcement: Announcement, limit: float) -> None:
+    async def announce(
+        self, neighbour: str, announcement: Announcement, timeout_seconds: float
+    ) -> None:
         await self.open.wait()
 
-    def muted(self, neighbour: str) -> bool:
+    def is_muted(self, neighbour: str) -> bool:
         return False
 
 
@@ -35,7 +37,7 @@ async def answers_before_and_after() -> tuple[bool, list[str]]:
     )
     talk = ExchangeProtocol(place, cast(Any, None), cast(Any, post), Timeouts())
     talk.now((1, 0))
-    talk.announced(
+    talk.handle_announcement(
         "b", Announcement(1, 0, (1,), (1.0,), (1,), 0, 1)
     )  # of another cluster: there is nothing to fetch
     cluster, one = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1)

@@ -1,4 +1,4 @@
-"""A network of four on a ring: a has the neighbours b and d, and c is none of its. Over whatever carries the bytes."""
+"""A network of four nodes on the ring a - b - c - d - a, over every transport."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ import torch
 from fedspd.config import validate
 from fedspd.node.host.provisioning import create
 from fedspd.node.wire.grpc_transport import GrpcTransport
-from fedspd.node.wire.memory import MemoryTransport
+from fedspd.node.wire.memory import MemoryNetwork, MemoryTransport
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 
 NAMES = ["a", "b", "c", "d"]
@@ -24,6 +24,7 @@ CONFIG = {
 
 
 def free_ports(count):
+    """Return different ports of this machine that nobody uses."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
@@ -34,74 +35,68 @@ def free_ports(count):
 
 
 class Node:
-    """A handler that remembers what it was told, and offers three models of consecutive numbers."""
+    """A handler that keeps what it receives, and offers three models of consecutive numbers."""
 
     def __init__(self, manifest):
-        self.agreement, self.heard = manifest.agreement, []
-        self.model_KP = torch.arange(
-            3 * manifest.size, dtype=getattr(torch, manifest.dtype)
-        ).reshape(3, -1)
+        self.agreement, self.received = manifest.agreement, []
+        numbers = torch.arange(3 * manifest.size, dtype=getattr(torch, manifest.dtype))
+        self.model_KP = numbers.reshape(3, -1)
 
-    def hello(self, sender, said):
-        self.heard.append((sender, said))
+    def handle_hello(self, sender, hello):
+        self.received.append((sender, hello))
         return Hello(self.agreement, 7, "node:1")
 
-    def announced(self, sender, announcement):
-        self.heard.append((sender, announcement))
+    def handle_announcement(self, sender, announcement):
+        self.received.append((sender, announcement))
 
-    def offered(self, sender, request):
-        self.heard.append((sender, request))
+    def handle_request(self, sender, request):
+        self.received.append((sender, request))
         wanted = [k for k in range(3) if k in request.wants]
         return Offer(tuple(wanted), self.model_KP[wanted, : request.size])
 
 
 class World:
-    """Transports of one kind between the nodes of one network, each with a Node behind it."""
+    """The transports of one network, all of one kind, each with a Node behind it."""
 
     def __init__(self, kind, folder, config):
-        self.kind, self.folder, self.network = kind, folder, {}
-        addresses = {
-            name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(4), strict=True)
-        }
+        self.kind, self.folder, self.network = kind, folder, MemoryNetwork()
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
         self.manifest = create(
             validate(config),
             folder,
             names=NAMES,
-            addresses=addresses,
+            addresses=dict(zip(NAMES, addresses, strict=True)),
             example=((1, 8, 8), 10),
             secure=kind != "plaintext",
         )
         self.nodes = {name: Node(self.manifest) for name in NAMES}
 
-    def make(self, name, manifest=None, **overrides):
-        """A transport; with overrides, one that does some things otherwise."""
+    def transport(self, name, manifest=None, **overrides):
+        """Return the transport of a node, with some of its methods replaced."""
         manifest = manifest or self.manifest
         cls = MemoryTransport if self.kind == "memory" else GrpcTransport
-        cls = type("Odd", (cls,), overrides) if overrides else cls
+        cls = type("Modified", (cls,), overrides) if overrides else cls
         if self.kind == "memory":
             return cls(self.network, manifest, name)
-        return cls(
-            manifest,
-            self.folder / "nodes" / name,
-            name,
-            insecure_plaintext=self.kind == "plaintext",
-        )
+        bundle, is_plaintext = self.folder / "nodes" / name, self.kind == "plaintext"
+        return cls(manifest, bundle, name, insecure_plaintext=is_plaintext)
 
     @asynccontextmanager
-    async def running(self, *transports):
-        """Names, or transports."""
-        made = [self.make(each) if isinstance(each, str) else each for each in transports]
+    async def running(self, *nodes):
+        """Run nodes, given as names or as transports."""
+        transports = [self.transport(node) if isinstance(node, str) else node for node in nodes]
         try:
-            for each in made:
-                await each.start(self.nodes.setdefault(each.name, Node(self.manifest)))
-            yield made
+            for transport in transports:
+                handler = self.nodes.setdefault(transport.name, Node(self.manifest))
+                await transport.start(handler)
+            yield transports
         finally:
-            for each in made:
-                await each.stop()
+            for transport in transports:
+                await transport.stop()
 
-    # ---- what is said
+    # ---- messages
 
-    def said(self, round=7):
+    def hello(self, round=7):
         return Hello(self.manifest.agreement, round, "10.0.0.1:7700")
 
     @property
@@ -113,10 +108,10 @@ class World:
         return Request(3, 0, (2, 0), self.manifest.size)
 
 
-def lying(*frames, then=None):
-    """A `serve` that answers with these frames, whatever it is asked; then with an endless one, if there is one."""
+def fixed_answer(*frames, then=None):
+    """Return a `serve` that answers everything with these frames, then with `then` for ever."""
 
-    async def serve(self, sender, kind, data):
+    async def serve(self, sender, method, data):
         for frame in frames:
             yield frame
         while then is not None:
@@ -125,14 +120,14 @@ def lying(*frames, then=None):
     return serve
 
 
-async def eventually(call, limit=20.0):
-    """The result of a call that may fail at first."""
-    end = time.monotonic() + limit
+async def eventually(call, timeout_seconds=20.0):
+    """Return the result of a call that may fail at first."""
+    deadline = time.monotonic() + timeout_seconds
     while True:
         try:
             return await call()
         except Exception:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.05)
 
@@ -144,15 +139,15 @@ def world(request, tmp_path):
 
 @pytest.fixture
 def secure(tmp_path):
-    """Over gRPC and TLS only."""
+    """A network over gRPC and TLS only."""
     return World("grpc", tmp_path / "plant", CONFIG)
 
 
 @pytest.fixture
 def tools():
-    """Functions for the tests of this folder."""
+    """The functions and classes of this file, for the tests beside it."""
     return {
-        "lying": lying,
+        "fixed_answer": fixed_answer,
         "eventually": eventually,
         "free_ports": free_ports,
         "World": World,

@@ -1,4 +1,4 @@
-"""The decoder: what was encoded comes back, and of everything else only MalformedError comes."""
+"""The codec: messages survive it, and everything else raises MalformedError."""
 
 import ast
 import re
@@ -19,25 +19,25 @@ import fedspd
 from fedspd.core.errors import MalformedError
 from fedspd.core.keys import Key
 from fedspd.node.wire.codec import (
-    ROOM,
+    OVERHEAD_BYTES,
     InvalidMessageError,
     OfferDecoder,
     OfferHeader,
     WireLimits,
-    claimed,
+    claimed_sender,
     decode,
+    decode_models,
     encode,
-    frames,
-    pack,
-    unpack,
+    encode_frames,
+    encode_offer,
 )
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 from fedspd.node.wire.wire_pb2 import DESCRIPTOR
 
-RULES = WireLimits("ab" * 32, clusters=3, size=5, dtype="float32")
+LIMITS = WireLimits("ab" * 32, clusters=3, size=5, dtype="float32")
 REQUEST = Request(3, 0, (2, 0), 5)
 OFFER = Offer((0, 2), torch.arange(10.0).reshape(2, 5))
-HELLO = Hello(RULES.agreement, 4, "10.0.0.1:7700")
+HELLO = Hello(LIMITS.agreement, 4, "10.0.0.1:7700")
 ANNOUNCEMENT = Announcement(3, 1, (2, 0), (10.0, 0.5), (2, 1), -5, 2)
 HEADER = OfferHeader(3, 0, (0, 2), 100, b"\1" * 32)
 BODIES = [HELLO, ANNOUNCEMENT, REQUEST, HEADER]
@@ -61,71 +61,63 @@ def announcements(draw):
     )
 
 
-# ---- what comes back
+# ---- round trips
 
 
 @given(announcements())
-def test_announcements_come_back(announcement):
-    assert decode(RULES, encode(RULES, "a", announcement), "a", Announcement) == announcement
+def test_codec_keeps_announcements(announcement):
+    assert decode(LIMITS, encode(LIMITS, "a", announcement), "a", Announcement) == announcement
 
 
 @given(rounds, st.integers(-1, 2**31 - 1), clusters.filter(len), st.integers(1, 5))
-def test_requests_come_back(round, exchange, wants, size):
+def test_codec_keeps_requests(round, exchange, wants, size):
     request = Request(round, exchange, wants, size)
-    assert decode(RULES, encode(RULES, "node-1", request), "node-1", Request) == request
+    assert decode(LIMITS, encode(LIMITS, "node-1", request), "node-1", Request) == request
 
 
 @given(rounds, st.text("abc.:[]123-", max_size=255))
-def test_hellos_come_back(round, address):
-    hello = Hello(RULES.agreement, round, address)
-    assert decode(RULES, encode(RULES, "a", hello), "a", Hello) == hello
+def test_codec_keeps_hellos(round, address):
+    hello = Hello(LIMITS.agreement, round, address)
+    assert decode(LIMITS, encode(LIMITS, "a", hello), "a", Hello) == hello
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(
-    "size", [1, 5, 4086, 8181, 8182, 8183, 100_000]
-)  # around the ends of chunks
-def test_models_come_back(dtype, size):
-    rules = replace(RULES, size=size, dtype=dtype)
-    request = replace(REQUEST, size=size)
-    offer = Offer(
-        (0, 2), torch.randn(2, size, dtype=getattr(torch, dtype), generator=Key(1).torch())
-    )
-    intake = OfferDecoder(rules, "a", request)
-    for frame in frames(rules, "a", request, pack(offer)):
-        intake.take(frame)
-    found = intake.offer()
+@pytest.mark.parametrize("size", [1, 5, 4086, 8181, 8182, 8183, 100_000])  # around chunk ends
+def test_codec_keeps_models(dtype, size):
+    limits, request = replace(LIMITS, size=size, dtype=dtype), replace(REQUEST, size=size)
+    model_KP = torch.randn(2, size, dtype=getattr(torch, dtype), generator=Key(1).torch())
+    frames = encode_frames(limits, "a", request, encode_offer(Offer((0, 2), model_KP)))
+    found = decode_all(limits, request, frames)
     assert found.clusters == (0, 2)
-    assert torch.equal(found.model_KP, offer.model_KP)
+    assert torch.equal(found.model_KP, model_KP)
 
 
-def test_models_that_share_memory_with_others_are_sent_alone():
-    """A row of a large table goes as that row."""
+def test_encode_offer_sends_a_row_of_a_large_table_alone():
     table = torch.arange(5000.0).reshape(1000, 5)
-    assert len(pack(Offer((1,), table[3:4])).payload) < 20 + ROOM
+    assert len(encode_offer(Offer((1,), table[3:4])).payload) < 20 + OVERHEAD_BYTES
 
 
-def test_who_claims_to_have_sent_it():
-    assert claimed(RULES, encode(RULES, "node-7", HELLO)) == "node-7"
+def test_claimed_sender_returns_only_node_names():
+    assert claimed_sender(LIMITS, encode(LIMITS, "node-7", HELLO)) == "node-7"
     for name in ("", "../x", "A b", "x" * 33):
-        with pytest.raises(InvalidMessageError, match="is no name of a node"):
-            claimed(RULES, encode(RULES, name, HELLO))
+        with pytest.raises(InvalidMessageError, match="not a node name"):
+            claimed_sender(LIMITS, encode(LIMITS, name, HELLO))
 
 
-def test_the_longest_messages_fit():
+def test_message_bytes_bound_the_longest_messages():
     for count in (1, 3, 50):
-        rules = replace(RULES, clusters=count)
+        limits = replace(LIMITS, clusters=count)
         every = tuple(range(count))
         longest = [
             Announcement(2**31 - 1, 2**31 - 1, every, (1e300,) * count, every, -(2**63), 2**31 - 1),
             Request(2**31 - 1, 2**31 - 1, every, 2**63),
             OfferHeader(2**31 - 1, 2**31 - 1, every, 2**63, b"\1" * 32),
-            Hello(RULES.agreement, 2**31 - 1, "x" * 255),
+            Hello(LIMITS.agreement, 2**31 - 1, "x" * 255),
         ]
-        assert max(len(encode(rules, "n" * 32, body)) for body in longest) <= rules.message_bytes
+        assert max(len(encode(limits, "n" * 32, body)) for body in longest) <= limits.message_bytes
 
 
-# ---- what is refused
+# ---- violated rules
 
 
 @pytest.mark.parametrize(
@@ -152,16 +144,16 @@ def test_the_longest_messages_fit():
         ("size", replace(REQUEST, size=0)),
     ],
 )
-def test_a_message_that_breaks_a_rule(rule, body):
+def test_decode_names_the_violated_rule(rule, body):
     with pytest.raises(InvalidMessageError) as caught:
-        decode(RULES, encode(RULES, "a", body), "a", type(body))
+        decode(LIMITS, encode(LIMITS, "a", body), "a", type(body))
     assert caught.value.rule == rule
 
 
-def test_an_offer_that_is_not_made_may_be_announced():
-    """Cluster -1, as in the ledger."""
+def test_decode_accepts_an_announcement_without_an_offer():
+    """Cluster -1 means no model, as in the ledger."""
     announcement = Announcement(1, 0, (-1, 2, -1), (0.0, 1.0, 0.0), (2,), 0, 1)
-    assert decode(RULES, encode(RULES, "a", announcement), "a", Announcement) == announcement
+    assert decode(LIMITS, encode(LIMITS, "a", announcement), "a", Announcement) == announcement
 
 
 @pytest.mark.parametrize(
@@ -178,59 +170,59 @@ def test_an_offer_that_is_not_made_may_be_announced():
         ("finite", {"models": torch.full((2, 5), torch.inf)}),
     ],
 )
-def test_models_that_break_a_rule(rule, tensors):
+def test_decode_models_names_the_violated_rule(rule, tensors):
     with pytest.raises(InvalidMessageError) as caught:
-        unpack(RULES, save(tensors), 2, 5)
+        decode_models(LIMITS, save(tensors), 2, 5)
     assert caught.value.rule == rule
 
 
-def test_sentences_are_short_and_on_one_line():
-    """Whatever is in a message, a log is not flooded by it."""
+def test_invalid_message_error_is_short_and_on_one_line():
+    """No message can flood a log."""
     noise = [
-        encode(RULES, "a\n" * 200, HELLO),
-        encode(replace(RULES, agreement="00" * 32), "a", HELLO),
+        encode(LIMITS, "a\n" * 200, HELLO),
+        encode(replace(LIMITS, agreement="00" * 32), "a", HELLO),
         b"\n" * 500,
     ]
     for data in noise:
         with pytest.raises(InvalidMessageError) as caught:
-            decode(RULES, data, "a", Hello)
+            decode(LIMITS, data, "a", Hello)
         assert len(str(caught.value)) < 200
         assert "\n" not in str(caught.value)
 
 
-# ---- fuzz
+# ---- fuzzing
 
 
 def samples():
-    """Valid bytes, and how each is taken in."""
-    rules = replace(RULES, size=70_000)
-    request = replace(REQUEST, size=70_000)
-    large = list(frames(rules, "a", request, pack(Offer((0, 2), torch.zeros(2, 70_000)))))
-    small = list(frames(RULES, "a", REQUEST, pack(OFFER)))
-    payload = pack(OFFER).payload
+    """Return valid bytes, each with its decoder."""
+    limits, request = replace(LIMITS, size=70_000), replace(REQUEST, size=70_000)
+    zeros = encode_offer(Offer((0, 2), torch.zeros(2, 70_000)))
+    large = list(encode_frames(limits, "a", request, zeros))
+    small = list(encode_frames(LIMITS, "a", REQUEST, encode_offer(OFFER)))
+    payload = encode_offer(OFFER).payload
     return [
-        *[(encode(RULES, "a", body), partial(opened, type(body))) for body in BODIES],
-        (encode(RULES, "a", HELLO), lambda data: claimed(RULES, data)),
-        (payload, lambda data: unpack(RULES, data, 2, 5)),
-        (small[0], lambda data: taken(RULES, REQUEST, [data, *small[1:]])),
-        (small[1], lambda data: taken(RULES, REQUEST, [small[0], data])),
-        (large[0], lambda data: taken(rules, request, [data, *large[1:]])),
+        *[(encode(LIMITS, "a", body), partial(decode_body, type(body))) for body in BODIES],
+        (encode(LIMITS, "a", HELLO), lambda data: claimed_sender(LIMITS, data)),
+        (payload, lambda data: decode_models(LIMITS, data, 2, 5)),
+        (small[0], lambda data: decode_all(LIMITS, REQUEST, [data, *small[1:]])),
+        (small[1], lambda data: decode_all(LIMITS, REQUEST, [small[0], data])),
+        (large[0], lambda data: decode_all(limits, request, [data, *large[1:]])),
     ]
 
 
-def opened(kind, data):
-    return decode(RULES, data, "a", kind)
+def decode_body(body_type, data):
+    return decode(LIMITS, data, "a", body_type)
 
 
-def taken(rules, request, told):
-    intake = OfferDecoder(rules, "a", request)
-    for frame in told:
-        intake.take(frame)
-    return intake.offer()
+def decode_all(limits, request, frames):
+    decoder = OfferDecoder(limits, "a", request)
+    for frame in frames:
+        decoder.feed(frame)
+    return decoder.finish()
 
 
-def mutated(data, draw):
-    """Some bytes changed, cut, doubled, inserted; or none of them left."""
+def mutate(data, draw):
+    """Return the data with some bytes replaced, deleted, inserted or repeated."""
     found = bytearray(data)
     for _ in range(int(draw.integers(1, 5))):
         at = int(draw.integers(0, len(found) + 1))
@@ -245,74 +237,61 @@ def mutated(data, draw):
                 found[at:at] = found[: int(draw.integers(1, 40))]
             case 4:
                 found[at : at + 4] = [0xFF] * 4
-            case _:
-                found = (
-                    bytearray(draw.bytes(int(draw.integers(0, 200))))
-                    if draw.random() < 0.2
-                    else found
-                )
+            case _ if draw.random() < 0.2:
+                found = bytearray(draw.bytes(int(draw.integers(0, 200))))
     return bytes(found)
 
 
 def fuzz(count, seed):
-    """How many were refused; the rest were taken for good. Anything but MalformedError goes through to the test."""
-    draw, refused, known = np.random.default_rng(seed), 0, samples()
+    """Return how many mutations were rejected; any error but MalformedError fails the test."""
+    draw, rejected, known = np.random.default_rng(seed), 0, samples()
     for number in range(count):
-        data, take = known[number % len(known)]
+        data, decoder = known[number % len(known)]
         try:
-            take(mutated(data, draw))
+            decoder(mutate(data, draw))
         except MalformedError:
-            refused += 1
-    return refused
+            rejected += 1
+    return rejected
 
 
-def test_of_two_thousand_mutations_only_rubbish_comes():
+def test_decoders_raise_only_malformed_error_for_2000_mutations():
     assert fuzz(2_000, seed=1) > 1_000
 
 
 @pytest.mark.long
-def test_of_two_hundred_thousand_mutations_only_rubbish_comes():
+def test_decoders_raise_only_malformed_error_for_200000_mutations():
     started = time.monotonic()
     assert fuzz(200_000, seed=2) > 100_000
     assert time.monotonic() - started < 250  # a millisecond each
 
 
 @given(st.binary(max_size=700), st.sampled_from([Hello, Announcement, Request, OfferHeader]))
-def test_random_bytes_are_rubbish_or_a_message(data, kind):
+def test_decode_returns_a_message_or_rejects_random_bytes(data, body_type):
     with suppress(MalformedError):
-        assert isinstance(decode(RULES, data, "a", kind), kind)
+        assert isinstance(decode(LIMITS, data, "a", body_type), body_type)
 
 
 @given(st.binary(max_size=700))
-def test_random_bytes_are_no_models(data):
+def test_decode_models_rejects_random_bytes(data):
     with pytest.raises(MalformedError):
-        unpack(RULES, data, 2, 5)
+        decode_models(LIMITS, data, 2, 5)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4))
-def test_random_frames_are_no_answer(told):
+def test_offer_decoder_rejects_random_frames(frames):
     with pytest.raises(MalformedError):
-        taken(RULES, REQUEST, told)
+        decode_all(LIMITS, REQUEST, frames)
 
 
 # ---- the generated code
 
 
-def test_the_generated_code_is_that_of_the_definition(tmp_path):
-    """Write it anew as wire.proto says."""
+def test_generated_code_matches_wire_proto(tmp_path):
+    """If this fails, run the command in wire.proto."""
     protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
     source = Path(fedspd.__file__).parents[1]
-    assert (
-        protoc.main(
-            [
-                "",
-                f"--proto_path={source}",
-                f"--python_out={tmp_path}",
-                "fedspd/node/wire/wire.proto",
-            ]
-        )
-        == 0
-    )
+    options = [f"--proto_path={source}", f"--python_out={tmp_path}"]
+    assert protoc.main(["protoc", *options, "fedspd/node/wire/wire.proto"]) == 0
     generated = (tmp_path / "fedspd/node/wire/wire_pb2.py").read_text()
     (described,) = re.findall(r"AddSerializedFile\((b'.*')\)", generated)
     assert ast.literal_eval(described) == DESCRIPTOR.serialized_pb

@@ -1,4 +1,7 @@
-"""Hostile neighbours and strangers against a real node: gRPC over mutual TLS, on loopback. It must go on serving the good ones."""
+"""Hostile neighbours and strangers against a node on loopback, over gRPC and mutual TLS.
+
+The node must go on serving its honest neighbours.
+"""
 
 import asyncio
 import os
@@ -14,12 +17,19 @@ from fedspd.core.errors import MalformedError, RejectedError, TransportError, Un
 from fedspd.core.keys import Key
 from fedspd.node.identity.certificates import host_name
 from fedspd.node.identity.credentials import Credentials
-from fedspd.node.wire.codec import CHUNK, CHUNK_FRAME, WireLimits, encode, frames, pack
+from fedspd.node.wire.codec import (
+    CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    WireLimits,
+    encode,
+    encode_frames,
+    encode_offer,
+)
 from fedspd.node.wire.grpc_transport import SERVICE
 from fedspd.node.wire.messages import Offer
 
-LIMIT = 20.0
-PROMPT = 1.0  # seconds for a hello, whatever else is going on
+TIMEOUT = 20.0  # seconds
+PROMPT = 1.0  # seconds for a hello under any attack
 
 
 def run(work):
@@ -27,91 +37,92 @@ def run(work):
 
 
 def megabytes():
-    """Of this process, in memory."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def prompt(world, good, to="a"):
-    """The best of three, for the machine may be busy: a good neighbour is answered at once."""
-    best = LIMIT
+async def check_prompt(world, honest, to="a"):
+    """Check that an honest neighbour is answered at once: the best of three, if busy."""
+    best = TIMEOUT
     for _ in range(3):
         started = time.monotonic()
-        await good.hello(to, world.said(), LIMIT)
+        await honest.hello(to, world.hello(), TIMEOUT)
         best = min(best, time.monotonic() - started)
     assert best < PROMPT
 
 
-# ---- a neighbour that answers with more than anybody wants
+# ---- a neighbour that answers too much
 
 
 @pytest.mark.parametrize("endless", ["chunks", "empty frames", "headers", "noise"])
-def test_an_endless_answer_is_cut_off_at_once(secure, tools, endless):
-    rules, size = WireLimits.of(secure.manifest), secure.manifest.size
-    good = list(frames(rules, "b", secure.request, pack(Offer((0, 2), torch.zeros(2, size)))))
+def test_fetch_cuts_off_an_endless_answer(secure, tools, endless):
+    limits, size = WireLimits.from_manifest(secure.manifest), secure.manifest.size
+    offer = encode_offer(Offer((0, 2), torch.zeros(2, size)))
+    good = list(encode_frames(limits, "b", secure.request, offer))
     start, then = {
-        "chunks": (good, good[1]), "empty frames": (good[:1], b""), "headers": (good[:1], good[0]), "noise": ([], b"\xff" * CHUNK),
-    }[endless]  # fmt: skip
+        "chunks": (good, good[1]),
+        "empty frames": (good[:1], b""),
+        "headers": (good[:1], good[0]),
+        "noise": ([], b"\xff" * CHUNK_BYTES),
+    }[endless]
+    hostile = secure.transport("b", serve=tools["fixed_answer"](*start, then=then))
 
     async def work():
-        async with secure.running(
-            "a", secure.make("b", serve=tools["lying"](*start, then=then)), "d"
-        ) as (a, b, d):
+        async with secure.running("a", hostile, "d") as (a, b, d):
             before, started = megabytes(), time.monotonic()
             for _ in range(3):
                 with pytest.raises(MalformedError):
-                    await a.fetch("b", secure.request, LIMIT)
-            assert time.monotonic() - started < LIMIT
-            assert a.received["b"] <= 3 * (rules.offer_bytes(2, size) + 2 * CHUNK_FRAME)
+                    await a.fetch("b", secure.request, TIMEOUT)
+            assert time.monotonic() - started < TIMEOUT
+            assert a.received["b"] <= 3 * (limits.offer_bytes(2, size) + 2 * MAX_FRAME_BYTES)
             assert megabytes() - before < 50
-            await tools["eventually"](lambda: vacant(b))  # the call is over for the liar too
-            await prompt(secure, d)
+            await tools["eventually"](lambda: check_idle(b))  # the call has ended there, too
+            await check_prompt(secure, d)
 
     run(work())
 
 
-async def vacant(transport):
-    assert sum(transport._under_way.values()) == 0
+async def check_idle(transport):
+    assert sum(transport._active_calls.values()) == 0
 
 
-def test_an_endless_hello_is_cut_off(secure, tools):
-    rules = WireLimits.of(secure.manifest)
-    hello = encode(rules, "b", secure.said())
+def test_hello_cuts_off_an_endless_answer(secure, tools):
+    hello = encode(WireLimits.from_manifest(secure.manifest), "b", secure.hello())
+    hostile = secure.transport("b", serve=tools["fixed_answer"](then=hello))
 
     async def work():
-        async with secure.running("a", secure.make("b", serve=tools["lying"](then=hello))) as (
-            a,
-            _,
-        ):
+        async with secure.running("a", hostile) as (a, _):
             with pytest.raises(MalformedError, match="a second frame"):
-                await a.hello("b", secure.said(), LIMIT)
+                await a.hello("b", secure.hello(), TIMEOUT)
             assert a.received["b"] == 2 * len(hello)
 
     run(work())
 
 
-def test_a_huge_frame_is_not_taken_in(secure, tools):
+def test_fetch_rejects_a_huge_frame(secure, tools):
+    hostile = secure.transport("b", serve=tools["fixed_answer"](b"\0" * 20 * 2**20))
+
     async def work():
-        async with secure.running(
-            "a", secure.make("b", serve=tools["lying"](b"\0" * 20 * 2**20))
-        ) as (a, _):
+        async with secure.running("a", hostile) as (a, _):
             with pytest.raises(MalformedError, match="more than"):
-                await a.fetch("b", secure.request, LIMIT)
-            assert (a.refused, a.rubbish, a.received["b"]) == ({"size": 1}, {"b": 1}, 0)
+                await a.fetch("b", secure.request, TIMEOUT)
+            assert (a.rejected, a.malformed, a.received["b"]) == ({"size": 1}, {"b": 1}, 0)
 
     run(work())
 
 
-def test_a_drip_of_bytes_ends_at_the_limit(secure):
-    rules, size = WireLimits.of(secure.manifest), secure.manifest.size
-    header = next(frames(rules, "b", secure.request, pack(Offer((0, 2), torch.zeros(2, size)))))
+def test_fetch_ends_at_its_timeout_after_the_header(secure):
+    limits, size = WireLimits.from_manifest(secure.manifest), secure.manifest.size
+    offer = encode_offer(Offer((0, 2), torch.zeros(2, size)))
+    header = next(encode_frames(limits, "b", secure.request, offer))
 
-    async def serve(self, sender, kind, data):
+    async def serve(self, sender, method, data):
         yield header
         await asyncio.Event().wait()
 
     async def work():
-        async with secure.running("a", secure.make("b", serve=serve)) as (a, _):
+        async with secure.running("a", secure.transport("b", serve=serve)) as (a, _):
             with pytest.raises(UnreachableError, match="did not answer in time"):
                 await a.fetch("b", secure.request, 0.5)
 
@@ -121,8 +132,8 @@ def test_a_drip_of_bytes_ends_at_the_limit(secure):
 @pytest.mark.parametrize(
     "status", ["CANCELLED", "RESOURCE_EXHAUSTED", "INTERNAL", "OK", "UNAUTHENTICATED"]
 )
-def test_whatever_status_a_neighbour_sends_is_a_transport_error(secure, status):
-    def handling(self, kind):
+def test_hello_raises_transport_error_for_any_status(secure, status):
+    def rpc_handler(self, method):
         async def handle(requests, context):
             context.set_code(getattr(grpc.StatusCode, status))
             context.set_details("x" * 2000 + "\n\0é")
@@ -132,9 +143,9 @@ def test_whatever_status_a_neighbour_sends_is_a_transport_error(secure, status):
         return handle
 
     async def work():
-        async with secure.running("a", secure.make("b", _handling=handling)) as (a, _):
+        async with secure.running("a", secure.transport("b", _rpc_handler=rpc_handler)) as (a, _):
             with pytest.raises(TransportError) as caught:
-                await a.hello("b", secure.said(), LIMIT)
+                await a.hello("b", secure.hello(), TIMEOUT)
             assert len(str(caught.value)) < 500
             assert "\n" not in str(caught.value)
             assert asyncio.current_task().cancelling() == 0
@@ -142,40 +153,39 @@ def test_whatever_status_a_neighbour_sends_is_a_transport_error(secure, status):
     run(work())
 
 
-# ---- a neighbour that asks for more than its share
+# ---- a neighbour that asks too much
 
 
 @asynccontextmanager
 async def certified(world, name, to="a", options=()):
-    """A bare channel of a node with a good certificate and bad manners."""
+    """Open a bare channel with a node's valid certificate."""
     own = Credentials.load(world.folder / "nodes" / name)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     target = ("grpc.ssl_target_name_override", host_name(world.manifest.network, to))
-    async with grpc.aio.secure_channel(
-        world.manifest.member(to).address, credentials, options=[target, *options]
-    ) as channel:
+    address = world.manifest.member(to).address
+    async with grpc.aio.secure_channel(address, credentials, [target, *options]) as channel:
         yield channel
 
 
-def test_a_bomb_of_compressed_zeros_is_not_unpacked(secure):
+def test_node_does_not_decompress_a_request(secure):
     """A megabyte of zeros is a kilobyte on the wire."""
 
     async def work():
         async with secure.running("a", "d") as (a, d), certified(secure, "b") as channel:
             call = channel.unary_unary(f"/{SERVICE}/Hello")
             with pytest.raises(grpc.aio.AioRpcError, match="expected at most"):
-                await call(b"\0" * 1_000_000, timeout=LIMIT, compression=grpc.Compression.Gzip)
-            assert (a.refused, a.rubbish) == ({"size": 1}, {"b": 1})
+                await call(b"\0" * 1_000_000, timeout=TIMEOUT, compression=grpc.Compression.Gzip)
+            assert (a.rejected, a.malformed) == ({"size": 1}, {"b": 1})
             assert 0 < a.received["b"] < 1200
-            await prompt(secure, d)
+            await check_prompt(secure, d)
 
     run(work())
 
 
-def test_a_bomb_as_an_answer_is_not_unpacked(secure):
+def test_fetch_does_not_decompress_an_answer(secure):
     """50 MB of zeros fit into one frame."""
 
-    def handling(self, kind):
+    def rpc_handler(self, method):
         async def handle(requests, context):
             context.set_compression(grpc.Compression.Gzip)
             yield b"\0" * 50 * 2**20
@@ -183,75 +193,76 @@ def test_a_bomb_as_an_answer_is_not_unpacked(secure):
         return handle
 
     async def work():
-        async with secure.running("a", secure.make("b", _handling=handling)) as (a, _):
+        async with secure.running("a", secure.transport("b", _rpc_handler=rpc_handler)) as (a, _):
             with pytest.raises(MalformedError, match="expected at most"):
-                await a.fetch("b", secure.request, LIMIT)
-            assert 0 < a.received["b"] < CHUNK_FRAME
+                await a.fetch("b", secure.request, TIMEOUT)
+            assert 0 < a.received["b"] < MAX_FRAME_BYTES
 
     run(work())
 
 
-def test_a_huge_request_is_not_taken_in(secure):
+def test_node_rejects_a_huge_request(secure):
     async def work():
         async with secure.running("a", "d") as (a, d), certified(secure, "b") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(f"/{SERVICE}/Announce")(b"\0" * 3_000_000, timeout=LIMIT)
+                await channel.unary_unary(f"/{SERVICE}/Announce")(
+                    b"\0" * 3_000_000, timeout=TIMEOUT
+                )
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert a.received["b"] == 0
-            await prompt(secure, d)
+            await check_prompt(secure, d)
 
     run(work())
 
 
-def test_headers_of_many_kilobytes_are_refused(secure):
+def test_node_rejects_large_metadata(secure):
+    hello = encode(WireLimits.from_manifest(secure.manifest), "b", secure.hello())
+
     async def work():
         async with secure.running("a", "d") as (_, d), certified(secure, "b") as channel:
-            call, said = (
-                channel.unary_unary(f"/{SERVICE}/Hello"),
-                encode(WireLimits.of(secure.manifest), "b", secure.said()),
-            )
+            call = channel.unary_unary(f"/{SERVICE}/Hello")
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(said, timeout=LIMIT, metadata=[("x", "y" * 100_000)])
-            assert secure.nodes["a"].heard == []
-            await prompt(secure, d)
+                await call(hello, timeout=TIMEOUT, metadata=[("x", "y" * 100_000)])
+            assert secure.nodes["a"].received == []
+            await check_prompt(secure, d)
 
     run(work())
 
 
-def test_calls_that_are_opened_and_left_take_a_few_places_only(secure):
-    """300 calls over 30 connections, none of which ever sends its request."""
+def test_node_limits_open_calls_without_a_request(secure):
+    """A neighbour opens 300 calls over 30 connections and never sends a request."""
 
     async def work():
         async with secure.running("a", "d") as (a, d):
             open_calls, channels = [], []
             for number in range(30):
-                context = certified(
-                    secure, "b", options=[("grpc.use_local_subchannel_pool", 1), ("number", number)]
-                )
+                own_connection = [("grpc.use_local_subchannel_pool", 1), ("number", number)]
+                context = certified(secure, "b", options=own_connection)
                 channel = await context.__aenter__()
                 channels.append(context)
                 open_calls += [channel.stream_stream(f"/{SERVICE}/Fetch")() for _ in range(10)]
             statuses = [asyncio.create_task(call.code()) for call in open_calls]
-            await asyncio.wait(statuses, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
-            await prompt(secure, d)
-            assert sum(a._under_way.values()) <= 4
+            await asyncio.wait(statuses, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            await check_prompt(secure, d)
+            assert sum(a._active_calls.values()) <= 4
             for context in channels:
                 await context.__aexit__(None, None, None)
             codes = await asyncio.gather(*statuses)
-            assert codes.count(grpc.StatusCode.PERMISSION_DENIED) >= 290
-            assert a.refused == {"busy": codes.count(grpc.StatusCode.PERMISSION_DENIED)}
+            denied = codes.count(grpc.StatusCode.PERMISSION_DENIED)
+            assert denied >= 290
+            assert a.rejected == {"busy": denied}
 
     run(work())
 
 
-def test_a_neighbour_that_never_reads_its_models_blocks_nobody_else(secure):
+def test_neighbour_that_never_reads_its_models_blocks_nobody_else(secure):
     async def work():
         async with secure.running("a", "d") as (_, d), certified(secure, "b") as channel:
-            asked = encode(WireLimits.of(secure.manifest), "b", secure.request)
-            calls = [channel.unary_stream(f"/{SERVICE}/Fetch")(asked) for _ in range(2)]
+            request = encode(WireLimits.from_manifest(secure.manifest), "b", secure.request)
+            calls = [channel.unary_stream(f"/{SERVICE}/Fetch")(request) for _ in range(2)]
             for call in calls:
-                assert len(await call.read()) > 0  # the header; and then no more
-            offer = await d.fetch("a", secure.request, LIMIT)
+                assert len(await call.read()) > 0  # only the header
+            offer = await d.fetch("a", secure.request, TIMEOUT)
             assert torch.equal(offer.model_KP, secure.nodes["a"].model_KP[[0, 2]])
             for call in calls:
                 call.cancel()
@@ -259,13 +270,13 @@ def test_a_neighbour_that_never_reads_its_models_blocks_nobody_else(secure):
     run(work())
 
 
-def test_an_unknown_method_is_no_trouble(secure):
+def test_node_rejects_an_unknown_method(secure):
     async def work():
         async with secure.running("a", "d") as (_, d), certified(secure, "b") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(f"/{SERVICE}/Shutdown")(b"", timeout=LIMIT)
+                await channel.unary_unary(f"/{SERVICE}/Shutdown")(b"", timeout=TIMEOUT)
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-            await prompt(secure, d)
+            await check_prompt(secure, d)
 
     run(work())
 
@@ -273,68 +284,68 @@ def test_an_unknown_method_is_no_trouble(secure):
 # ---- strangers
 
 
-def test_a_thousand_idle_connections_do_not_matter(secure):
+def test_node_serves_neighbours_beside_1000_idle_connections(secure):
     async def work():
         async with secure.running("a", "d") as (_, d):
             before = megabytes()
-            strangers = await asyncio.to_thread(connected, secure, 1000)
-            await prompt(secure, d)
+            strangers = await asyncio.to_thread(connect, secure, 1000)
+            await check_prompt(secure, d)
             assert megabytes() - before < 300
-            kept = [each for each in strangers if not await asyncio.to_thread(hung_up, each)]
-            assert kept == []  # a handshake that does not begin has a limit too
-            await prompt(secure, d)
+            kept = [each for each in strangers if not await asyncio.to_thread(is_closed, each)]
+            assert kept == []  # a handshake that never begins times out, too
+            await check_prompt(secure, d)
 
     run(work())
 
 
-def connected(world, count):
+def connect(world, count):
     host, port = world.manifest.member("a").address.split(":")
-    return [socket.create_connection((host, int(port)), timeout=LIMIT) for _ in range(count)]
+    return [socket.create_connection((host, int(port)), timeout=TIMEOUT) for _ in range(count)]
 
 
-def hung_up(stranger):
+def is_closed(stranger):
     with stranger, suppress(ConnectionResetError):
-        stranger.settimeout(LIMIT)
+        stranger.settimeout(TIMEOUT)
         return stranger.recv(1) == b""
     return True
 
 
-def test_random_bytes_on_the_port_do_not_matter(secure):
+def test_node_ignores_random_bytes_on_its_port(secure):
     noise = Key(0).of("noise").numpy()
 
     async def work():
         async with secure.running("a", "d") as (a, d):
-            for stranger in await asyncio.to_thread(connected, secure, 200):
+            for stranger in await asyncio.to_thread(connect, secure, 200):
                 with suppress(OSError):
                     stranger.sendall(noise.bytes(int(noise.integers(1, 5000))))
                 stranger.close()
-            await prompt(secure, d)
-            assert a.refused == {}
+            await check_prompt(secure, d)
+            assert a.rejected == {}
 
     run(work())
 
 
-def test_a_plaintext_client_gets_nowhere(secure):
+def test_node_rejects_a_plaintext_client(secure):
     async def work():
         async with secure.running("a"):
             async with grpc.aio.insecure_channel(secure.manifest.member("a").address) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await channel.unary_unary(f"/{SERVICE}/Hello")(b"", timeout=LIMIT)
+                    await channel.unary_unary(f"/{SERVICE}/Hello")(b"", timeout=TIMEOUT)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert secure.nodes["a"].heard == []
+            assert secure.nodes["a"].received == []
 
     run(work())
 
 
-def test_messages_replayed_by_another_neighbour_are_refused(secure):
-    """What b once said to a, d cannot say again: the message names b, and d's certificate does not."""
-    asked = encode(WireLimits.of(secure.manifest), "b", secure.announcement)
+def test_node_rejects_a_message_replayed_by_another_neighbour(secure):
+    """The message names b as its sender, and d's certificate does not."""
+    replayed = encode(WireLimits.from_manifest(secure.manifest), "b", secure.announcement)
 
     async def work():
         async with secure.running("a", "d") as (a, d):
-            with pytest.raises(RejectedError, match="from 'b', but it came from 'd'"):
-                async for _ in d.carry("a", "Announce", asked, LIMIT):
+            with pytest.raises(RejectedError, match="sender 'b', but it came from 'd'"):
+                async for _ in d.send("a", "Announce", replayed, TIMEOUT):
                     pass
-            assert (a.refused, secure.nodes["a"].heard) == ({"sender": 1}, [])
+            assert (a.rejected, secure.nodes["a"].received) == ({"sender": 1}, [])
 
     run(work())

@@ -1,4 +1,4 @@
-"""What breaks a rule is refused, counted and at last muted, over every transport."""
+"""Malformed messages are rejected, counted and finally muted, over every transport."""
 
 import asyncio
 import zlib
@@ -8,187 +8,162 @@ import pytest
 import torch
 
 from fedspd.core.errors import MalformedError, RejectedError
-from fedspd.node.wire.codec import WireLimits, encode, frames, pack
+from fedspd.node.wire.codec import WireLimits, encode, encode_frames, encode_offer
 from fedspd.node.wire.messages import Offer
 from fedspd.node.wire.wire_pb2 import Chunk
 
-LIMIT = 20.0
+TIMEOUT = 20.0  # seconds
 
 
 def run(work):
     return asyncio.run(asyncio.wait_for(work, 120))
 
 
-# ---- rubbish that is sent here
+# ---- malformed requests
 
 
-def rubbish(world):
-    rules = WireLimits.of(world.manifest)
-    good = encode(rules, "b", world.announcement)
+def malformed_announcements(world):
+    """Return announcements of b by the rule that each violates."""
+    limits, good = WireLimits.from_manifest(world.manifest), world.announcement
     return {
         "format": b"\xff" * 40,
-        "size": good + b"\0" * rules.message_bytes,
-        "sender": encode(rules, "d", world.announcement),
-        "kind": encode(rules, "b", world.request),
-        "clusters": encode(rules, "b", replace(world.announcement, clusters=(0, 3))),
-        "weights": encode(rules, "b", replace(world.announcement, weights=(1.0, float("nan")))),
-        "round": encode(rules, "b", replace(world.announcement, round=-1)),
+        "size": encode(limits, "b", good) + b"\0" * limits.message_bytes,
+        "sender": encode(limits, "d", good),
+        "kind": encode(limits, "b", world.request),
+        "clusters": encode(limits, "b", replace(good, clusters=(0, 3))),
+        "weights": encode(limits, "b", replace(good, weights=(1.0, float("nan")))),
+        "round": encode(limits, "b", replace(good, round=-1)),
     }
+
+
+async def send_announcement(transport, data):
+    return [frame async for frame in transport.send("a", "Announce", data, TIMEOUT)]
 
 
 @pytest.mark.parametrize(
     "rule", ["format", "size", "sender", "kind", "clusters", "weights", "round"]
 )
-def test_rubbish_is_refused_with_its_rule(world, rule):
+def test_transport_rejects_a_malformed_message_and_counts_its_rule(world, rule):
     if world.kind == "plaintext" and rule in ("format", "size", "sender"):
-        pytest.skip("nobody knows who sent it")
+        pytest.skip("plaintext does not authenticate the sender")
 
     async def work():
         async with world.running("a", "b") as (a, b):
             with pytest.raises(RejectedError):
-                await spent(b.carry("a", "Announce", rubbish(world)[rule], LIMIT))
-            assert a.refused == {rule: 1}
-            assert a.rubbish == {"b": 1}
-            assert world.nodes["a"].heard == []
-            await b.announce("a", world.announcement, LIMIT)
+                await send_announcement(b, malformed_announcements(world)[rule])
+            assert a.rejected == {rule: 1}
+            assert a.malformed == {"b": 1}
+            assert world.nodes["a"].received == []
+            await b.announce("a", world.announcement, TIMEOUT)
 
     run(work())
 
 
-async def spent(frames):
-    return [frame async for frame in frames]
-
-
-def test_who_keeps_sending_rubbish_is_muted_and_the_others_are_not(world):
+def test_transport_mutes_only_the_neighbour_that_sends_malformed_messages(world):
     async def work():
         async with world.running("a", "b", "d") as (a, b, d):
             for _ in range(5):
-                assert not a.muted("b")
+                assert not a.is_muted("b")
                 with pytest.raises(RejectedError, match="round = -1"):
-                    await spent(b.carry("a", "Announce", rubbish(world)["round"], LIMIT))
-            assert a.muted("b")
+                    await send_announcement(b, malformed_announcements(world)["round"])
+            assert a.is_muted("b")
             with pytest.raises(RejectedError, match="muted"):
-                await b.hello("a", world.said(), LIMIT)
-            with pytest.raises(RejectedError, match="'b' is muted here"):
-                await a.hello("b", world.said(), LIMIT)
-            await d.hello("a", world.said(), LIMIT)
-            assert (world.nodes["b"].heard, [sender for sender, _ in world.nodes["a"].heard]) == (
-                [],
-                ["d"],
-            )
-            assert a.refused == {"round": 5, "muted": 1}
+                await b.hello("a", world.hello(), TIMEOUT)
+            with pytest.raises(RejectedError, match="'b' is muted for a while"):
+                await a.hello("b", world.hello(), TIMEOUT)
+            await d.hello("a", world.hello(), TIMEOUT)
+            assert world.nodes["b"].received == []
+            assert [sender for sender, _ in world.nodes["a"].received] == ["d"]
+            assert a.rejected == {"round": 5, "muted": 1}
 
     run(work())
 
 
-def test_what_the_node_calls_rubbish_counts_too(world):
-    def announced(sender, announcement):
+def test_transport_counts_what_the_handler_calls_malformed(world):
+    def handle_announcement(sender, announcement):
         raise MalformedError("round 3: this network has rounds 1 to 2.")
 
-    world.nodes["a"].announced = announced
+    world.nodes["a"].handle_announcement = handle_announcement
 
     async def work():
         async with world.running("a", "b") as (a, b):
             with pytest.raises(RejectedError, match="rounds 1 to 2"):
-                await b.announce("a", world.announcement, LIMIT)
-            assert (a.refused, a.rubbish) == ({"content": 1}, {"b": 1})
+                await b.announce("a", world.announcement, TIMEOUT)
+            assert (a.rejected, a.malformed) == ({"content": 1}, {"b": 1})
 
     run(work())
 
 
-# ---- rubbish that is fetched
+# ---- malformed answers
 
 
-def lies(world):
-    """What a liar answers to the request: the rule that it breaks, the sentence about it, and the frames."""
-    rules, request, size = WireLimits.of(world.manifest), world.request, world.manifest.size
+def malformed_answers(world):
+    """Return answers to the request: the violated rule, the sentence about it, and the frames."""
+    limits, request = WireLimits.from_manifest(world.manifest), world.request
+    size = world.manifest.size
 
-    def parcel(clusters=(0, 2), model_KP=None, request=request, sender="b"):
-        return list(
-            frames(
-                rules,
-                sender,
-                request,
-                pack(Offer(clusters, torch.zeros(2, size) if model_KP is None else model_KP)),
-            )
-        )
+    def answer(clusters=(0, 2), model_KP=None, sender="b", limits=limits, **changes):
+        model_KP = torch.zeros(2, size) if model_KP is None else model_KP
+        offer = encode_offer(Offer(clusters, model_KP))
+        return list(encode_frames(limits, sender, replace(request, **changes), offer))
 
-    good = parcel()
+    good = answer()
     short = Chunk(index=1, crc32=zlib.crc32(b"short"), data=b"short").SerializeToString()
+    other_limits = replace(limits, agreement="00" * 32)
+    integers = torch.zeros(2, size, dtype=torch.int32)
     return [
         ("size", "the answer is empty", []),
-        ("size", "the answer ended 20512 bytes too early", good[:-1]),
-        ("size", "more, where 0 were missing", [*good, good[-1]]),
-        ("size", "bytes for 1 models of", parcel((0,))),
-        ("size", "a chunk of 5 bytes: expected 65536", [good[0], good[1], short]),
-        ("order", "chunk 1 came, where chunk 0", [good[0], good[2], good[1]]),
-        ("order", "chunk 0 came, where chunk 1", [good[0], good[1], good[1]]),
-        ("checksum", "chunk 1 does not have the CRC-32", [good[0], good[1], good[2][:-1] + b"\1"]),
-        ("checksum", "SHA-256", [parcel(model_KP=torch.ones(2, size))[0], *good[1:]]),
-        ("sender", "from 'd', but it came from 'b'", parcel(sender="d")),
-        (
-            "agreement",
-            "another manifest",
-            list(
-                frames(
-                    replace(rules, agreement="00" * 32),
-                    "b",
-                    request,
-                    pack(Offer((0,), torch.zeros(1))),
-                )
-            ),
-        ),
-        (
-            "round",
-            "round 2, exchange 0: asked for round 3",
-            parcel(request=replace(request, round=2)),
-        ),
-        (
-            "round",
-            "round 4, exchange 0: asked for round 3",
-            parcel(request=replace(request, round=4)),
-        ),
-        (
-            "round",
-            "round 3, exchange 1: asked for round 3, exchange 0",
-            parcel(request=replace(request, exchange=1)),
-        ),
-        ("clusters", r"clusters \(0, 1\): asked for \[2, 0\]", parcel((0, 1))),
-        ("clusters", "each once", parcel((0, 0))),
-        ("shape", "expected", parcel(model_KP=torch.zeros(size, 2))),
-        ("type", "I32: expected F32", parcel(model_KP=torch.zeros(2, size, dtype=torch.int32))),
-        ("finite", "not finite", parcel(model_KP=torch.full((2, size), torch.nan))),
-        ("finite", "not finite", parcel(model_KP=torch.full((2, size), -torch.inf))),
-        ("kind", "'hello': expected 'header'", [encode(rules, "b", world.said())]),
-        ("format", "100 bytes that are no message", [b"\xff" * 100]),
-        ("format", "100 bytes that are no chunk", [good[0], b"\xff" * 100]),
+        ("size", "the answer lacks 20512 bytes", good[:-1]),
+        ("size", "expected 0 more bytes", [*good, good[-1]]),
+        ("size", "bytes for 1 models of", answer((0,))),
+        ("size", "a chunk of 5 bytes; expected 65536", [good[0], good[1], short]),
+        ("order", "chunk 1; expected chunk 0", [good[0], good[2], good[1]]),
+        ("order", "chunk 0; expected chunk 1", [good[0], good[1], good[1]]),
+        ("checksum", "CRC-32 of chunk 1 is wrong", [good[0], good[1], good[2][:-1] + b"\1"]),
+        ("checksum", "SHA-256", [answer(model_KP=torch.ones(2, size))[0], *good[1:]]),
+        ("sender", "the sender 'd', but it came from 'b'", answer(sender="d")),
+        ("agreement", "another manifest", answer(limits=other_limits)),
+        ("round", "round 2, exchange 0; expected round 3", answer(round=2)),
+        ("round", "round 4, exchange 0; expected round 3", answer(round=4)),
+        ("round", "round 3, exchange 1; expected round 3, exchange 0", answer(exchange=1)),
+        ("clusters", r"clusters \[0, 1\]; expected some of \[2, 0\]", answer((0, 1))),
+        ("clusters", "each once", answer((0, 0))),
+        ("shape", "expected", answer(model_KP=torch.zeros(size, 2))),
+        ("type", "I32; expected F32", answer(model_KP=integers)),
+        ("finite", "not finite", answer(model_KP=torch.full((2, size), torch.nan))),
+        ("finite", "not finite", answer(model_KP=torch.full((2, size), -torch.inf))),
+        ("kind", "'hello'; expected 'header'", [encode(limits, "b", world.hello())]),
+        ("format", "100 bytes are not a message", [b"\xff" * 100]),
+        ("format", "100 bytes are not a chunk", [good[0], b"\xff" * 100]),
     ]
 
 
-def test_fetched_rubbish_is_rubbish(world, tools):
-    """Every lie by a node of its own, so that none is muted for another's."""
+def test_fetch_rejects_malformed_answers(world, tools):
+    """Every answer comes from a new node, so that none is muted because of another."""
 
     async def work():
-        for rule, sentence, told in lies(world):
-            async with world.running("a", world.make("b", serve=tools["lying"](*told))) as (a, _):
+        for rule, sentence, frames in malformed_answers(world):
+            b = world.transport("b", serve=tools["fixed_answer"](*frames))
+            async with world.running("a", b) as (a, _):
                 with pytest.raises(MalformedError, match=sentence):
-                    await a.fetch("b", world.request, LIMIT)
-                assert a.refused == {rule: 1}, sentence
-                assert a.rubbish == ({} if rule == "agreement" else {"b": 1})
+                    await a.fetch("b", world.request, TIMEOUT)
+                assert a.rejected == {rule: 1}, sentence
+                assert a.malformed == ({} if rule == "agreement" else {"b": 1})
 
     run(work())
 
 
 @pytest.mark.parametrize(
-    "told", [(), (b"", b""), (b"\xff" * 20,)], ids=["nothing", "too much", "noise"]
+    "frames", [(), (b"", b""), (b"\xff" * 20,)], ids=["nothing", "too much", "noise"]
 )
-def test_other_answers_are_checked_too(world, told, tools):
+def test_hello_and_announce_reject_malformed_answers(world, frames, tools):
     async def work():
-        async with world.running("a", world.make("b", serve=tools["lying"](*told))) as (a, _):
+        b = world.transport("b", serve=tools["fixed_answer"](*frames))
+        async with world.running("a", b) as (a, _):
             with pytest.raises(MalformedError):
-                await a.hello("b", world.said(), LIMIT)
+                await a.hello("b", world.hello(), TIMEOUT)
             with pytest.raises(MalformedError):
-                await a.announce("b", world.announcement, LIMIT)
-            assert a.rubbish == {"b": 2}
+                await a.announce("b", world.announcement, TIMEOUT)
+            assert a.malformed == {"b": 2}
 
     run(work())

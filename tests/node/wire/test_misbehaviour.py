@@ -1,4 +1,4 @@
-"""Muting and counting, by a clock that the test turns."""
+"""Muting and logging, by a clock that the test moves."""
 
 import logging
 
@@ -13,75 +13,73 @@ class Clock:
         return self.now
 
 
-def muted_for(guard, clock):
-    """Seconds, to the next one."""
+def seconds_muted(tracker, clock):
+    """Move the clock until b is no longer muted, and return the seconds that it took."""
     seconds = 0
-    while guard.muted("b"):
+    while tracker.is_muted("b"):
         clock.now += 1
         seconds += 1
     return seconds
 
 
-def test_the_fifth_within_a_minute_mutes_and_no_other():
+def test_tracker_mutes_at_the_fifth_malformed_message_within_a_minute(caplog):
     clock = Clock()
-    guard = MisbehaviourTracker(clock=clock)
+    tracker = MisbehaviourTracker(clock=clock)
     for _ in range(4):
-        guard.rubbish("b")
+        tracker.record_malformed("b")
         clock.now += 14
-    assert not guard.muted("b")
-    guard.rubbish("b")  # 56 seconds after the first
-    assert guard.muted("b")
-    assert not guard.muted("d")
-    assert guard.counts == {"b": 5}
+    assert not tracker.is_muted("b")
+    tracker.record_malformed("b")  # 56 seconds after the first
+    assert tracker.is_muted("b")
+    assert not tracker.is_muted("d")
+    assert tracker.counts == {"b": 5}
+    assert caplog.messages == ["neighbour muted: node=b seconds=60 malformed=5 window_seconds=60"]
 
 
-def test_old_rubbish_is_forgotten():
+def test_tracker_forgets_malformed_messages_after_a_minute():
     clock = Clock()
-    guard = MisbehaviourTracker(clock=clock)
+    tracker = MisbehaviourTracker(clock=clock)
     for _ in range(50):
-        guard.rubbish("b")
+        tracker.record_malformed("b")
         clock.now += 15  # never more than four in a minute
-    assert not guard.muted("b")
-    assert guard.counts == {"b": 50}
+    assert not tracker.is_muted("b")
+    assert tracker.counts == {"b": 50}
 
 
-def test_mutes_double_to_a_quarter_of_an_hour_and_good_conduct_is_rewarded():
+def test_tracker_doubles_mutes_to_15_minutes_and_resets_after_good_conduct():
     clock = Clock()
-    guard = MisbehaviourTracker(clock=clock)
+    tracker = MisbehaviourTracker(clock=clock)
     seconds = []
     for _ in range(2000):  # weeks of it
         for _ in range(5):
-            guard.rubbish("b")
-        seconds.append(muted_for(guard, clock))
+            tracker.record_malformed("b")
+        seconds.append(seconds_muted(tracker, clock))
     assert seconds[:6] == [60, 120, 240, 480, 900, 900]
     assert set(seconds[6:]) == {900}
     clock.now += 901
     for _ in range(5):
-        guard.rubbish("b")
-    assert muted_for(guard, clock) == 60
+        tracker.record_malformed("b")
+    assert seconds_muted(tracker, clock) == 60
 
 
-def test_refusals_are_all_counted_and_logged_once_in_ten_seconds(caplog):
+def test_rejection_log_counts_everything_and_logs_once_in_ten_seconds(caplog):
     clock = Clock()
-    refusals = RejectionLog(clock)
+    rejections = RejectionLog(clock)
     with caplog.at_level(logging.WARNING, "fedspd.node"):
         for _ in range(21):
-            refusals.note("b", "round", "round = -1.")
-            refusals.note("d", "round", "round = -2.")
-            refusals.note("b", "size", "too long.")
+            rejections.record("b", "round", "round = -1.")
+            rejections.record("d", "round", "round = -2.")
+            rejections.record("b", "size", "too long.")
             clock.now += 1
-    assert refusals.counts == {"round": 42, "size": 21}
-    assert [
-        record.getMessage()
-        for record in caplog.records
-        if "from b" in record.getMessage() and "round" in record.getMessage()
-    ] == ["refused (round) from b: round = -1."] * 3  # at 0, 10 and 20 seconds
+    assert rejections.counts == {"round": 42, "size": 21}
+    line = 'message rejected: node=b reason="round" detail="round = -1."'
+    assert caplog.messages.count(line) == 3  # at 0, 10 and 20 seconds
     assert len(caplog.records) == 9
 
 
-def test_many_strangers_take_no_memory():
-    refusals = RejectionLog(Clock())
+def test_rejection_log_forgets_when_many_strangers_call():
+    rejections = RejectionLog(Clock())
     for number in range(5000):
-        refusals.note(f"stranger {number}", "not a neighbour", "x")
-    assert refusals.counts == {"not a neighbour": 5000}
-    assert len(refusals._logged) <= 1000
+        rejections.record(f"stranger {number}", "not a neighbour", "x")
+    assert rejections.counts == {"not a neighbour": 5000}
+    assert len(rejections._logged_at) <= 1000

@@ -1,4 +1,4 @@
-"""Who is let in over the wire, by which certificate, and over which TLS."""
+"""Authentication over the wire: certificates, TLS versions, and how a node starts."""
 
 import asyncio
 import socket
@@ -18,50 +18,50 @@ from fedspd.node.identity.manifest import Manifest
 from fedspd.node.wire.codec import WireLimits, encode
 from fedspd.node.wire.grpc_transport import SERVICE, GrpcTransport, TlsContext
 
-LIMIT = 20.0
+TIMEOUT = 20.0
 
 
 def run(work):
     return asyncio.run(asyncio.wait_for(work, 120))
 
 
-async def hello(world, own, to="a", server=None):
-    """With these credentials; what gRPC says to it."""
+async def call_hello(world, own):
+    """Send a hello of b to a with these credentials, and return or raise what gRPC does."""
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
-    target = ("grpc.ssl_target_name_override", host_name(server or world.manifest.network, to))
-    async with grpc.aio.secure_channel(
-        world.manifest.member(to).address, credentials, options=[target]
-    ) as channel:
-        return await channel.unary_unary(f"/{SERVICE}/Hello")(
-            encode(WireLimits.of(world.manifest), "b", world.said()), timeout=LIMIT
-        )
+    target = ("grpc.ssl_target_name_override", host_name(world.manifest.network, "a"))
+    address = world.manifest.member("a").address
+    message = encode(WireLimits.from_manifest(world.manifest), "b", world.hello())
+    async with grpc.aio.secure_channel(address, credentials, [target]) as channel:
+        return await channel.unary_unary(f"/{SERVICE}/Hello")(message, timeout=TIMEOUT)
+
+
+def tls_of(world, name):
+    return TlsContext(world.manifest, world.folder / "nodes" / name, name)
 
 
 # ---- certificates
 
 
-def test_a_foreign_authority_is_refused_by_both_and_the_log_says_why(secure, capfd):
-    """Somebody who has the network's ca.crt, but no certificate of it."""
-    own = secure.folder / "nodes" / "b"
-    foreign = Authority.create()
-    forged = foreign.issue("b", 1, ["a"], "127.0.0.1:1")
-    ca = (own / "ca.crt").read_bytes()
+def test_node_rejects_a_foreign_authority_and_logs_it(secure, capfd):
+    """The caller has the network's ca.crt, which is public, but no certificate of it."""
+    forged = Authority.create().issue("b", 1, ["a"], "127.0.0.1:1")
+    ca = (secure.folder / "ca.crt").read_bytes()
 
     async def work():
         async with secure.running("a", "d") as (_, d):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await hello(secure, Credentials(ca, forged.certificate, forged.key))
+                await call_hello(secure, Credentials(ca, forged.certificate, forged.key))
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
             with pytest.raises(grpc.aio.AioRpcError):
-                await hello(secure, forged)  # does not believe a either
-            await d.hello("a", secure.said(), LIMIT)
-            assert [sender for sender, _ in secure.nodes["a"].heard] == ["d"]
+                await call_hello(secure, forged)  # nor does the caller trust a
+            await d.hello("a", secure.hello(), TIMEOUT)
+            assert [sender for sender, _ in secure.nodes["a"].received] == ["d"]
 
     run(work())
-    assert "certificate" in capfd.readouterr().err  # gRPC's own log: our code is never reached
+    assert "certificate" in capfd.readouterr().err  # gRPC rejects it and logs it
 
 
-def test_an_expired_certificate_is_refused_and_the_log_says_why(secure, capfd, monkeypatch):
+def test_node_rejects_an_expired_certificate_and_logs_it(secure, capfd, monkeypatch):
     authority = Authority.load(secure.folder)
     monkeypatch.setattr("fedspd.node.identity.certificates.now", lambda: now() - timedelta(days=3))
     expired = authority.issue("b", 1, ["a"], "127.0.0.1:1", days=1)
@@ -69,106 +69,99 @@ def test_an_expired_certificate_is_refused_and_the_log_says_why(secure, capfd, m
     async def work():
         async with secure.running("a"):
             with pytest.raises(grpc.aio.AioRpcError):
-                await hello(secure, expired)
-            assert secure.nodes["a"].heard == []
+                await call_hello(secure, expired)
+            assert secure.nodes["a"].received == []
 
     run(work())
     assert "certificate has expired" in capfd.readouterr().err
 
 
-def test_an_impostor_at_a_neighbours_address_is_not_spoken_to(secure):
-    """c, with its own good certificate, sits where b should be."""
+def test_transport_does_not_talk_to_another_node_at_a_neighbours_address(secure):
+    """c, with its own valid certificate, listens at the address of b."""
     address = secure.manifest.member("b").address
+    sentence = r"'b' cannot be reached .*Hostname Verification"
 
     async def work():
-        impostor = GrpcTransport(
-            secure.manifest, secure.folder / "nodes" / "c", "c", address=address
-        )
+        bundle = secure.folder / "nodes" / "c"
+        impostor = GrpcTransport(secure.manifest, bundle, "c", address=address)
         async with secure.running("a", impostor) as (a, _):
-            with pytest.raises(
-                UnreachableError, match=r"'b' cannot be reached .*Hostname Verification"
-            ):
-                await a.hello("b", secure.said(), LIMIT)
-            assert secure.nodes["c"].heard == []
+            with pytest.raises(UnreachableError, match=sentence):
+                await a.hello("b", secure.hello(), TIMEOUT)
+            assert secure.nodes["c"].received == []
 
     run(work())
 
 
-def test_a_node_without_a_certificate_is_not_let_in(secure):
+def test_node_rejects_a_caller_without_a_certificate(secure):
     ca = (secure.folder / "ca.crt").read_bytes()
 
     async def work():
         async with secure.running("a"):
             with pytest.raises(grpc.aio.AioRpcError):
-                await hello(secure, Credentials(ca, None, None))
-            assert secure.nodes["a"].heard == []
+                await call_hello(secure, Credentials(ca, None, None))
+            assert secure.nodes["a"].received == []
 
     run(work())
 
 
-def test_whoever_is_revoked_is_refused_from_then_on_and_not_called(secure, caplog):
+def test_transport_neither_answers_nor_calls_a_revoked_node(secure, caplog):
     async def work():
         async with secure.running("a", "b", "d") as (a, b, d):
-            await b.hello("a", secure.said(), LIMIT)
+            await b.hello("a", secure.hello(), TIMEOUT)
             revoke(secure.folder, "b")
             with pytest.raises(RejectedError, match="revoked"):
-                await b.hello("a", secure.said(), LIMIT)  # over the connection that it has
-            with pytest.raises(
-                RejectedError, match=r"'b' is not called: its certificate is in revoked\.crl"
-            ):
-                await a.hello("b", secure.said(), LIMIT)
-            await d.hello("a", secure.said(), LIMIT)
-            assert a.refused == {"revoked": 1}  # what b asked; what a does not ask is no refusal
-            assert "refused (revoked)" in caplog.text
-            assert not a.muted("b")
+                await b.hello("a", secure.hello(), TIMEOUT)  # over its open connection
+            with pytest.raises(RejectedError, match="'b' is not called: its certificate is rev"):
+                await a.hello("b", secure.hello(), TIMEOUT)
+            await d.hello("a", secure.hello(), TIMEOUT)
+            assert a.rejected == {"revoked": 1}  # the call of b; a itself called nobody
+            assert 'reason="revoked"' in caplog.text
+            assert not a.is_muted("b")
 
     run(work())
 
 
-def test_a_certificate_is_checked_again_when_its_time_is_over(secure):
-    door = TlsContext(secure.manifest, secure.folder / "nodes" / "a", "a")
+def test_authenticate_verifies_again_when_a_certificate_expires(secure):
+    tls = tls_of(secure, "a")
     context = {
         "ssl_tls_version": [b"TLSv1.3"],
         "x509_pem_cert": [(secure.folder / "nodes/b/node.crt").read_bytes()],
     }
-    assert door.caller(context).name == "b"
-    door.clock = door.gate._clock = lambda: now() + timedelta(days=400)
+    assert tls.authenticate(context).name == "b"
+    tls.clock = tls.verifier._clock = lambda: now() + timedelta(days=400)
     with pytest.raises(RejectedError, match=r"^expired: "):
-        door.caller(context)
+        tls.authenticate(context)
 
 
-def test_old_tls_is_refused_even_if_grpc_took_it(secure):
-    door = TlsContext(secure.manifest, secure.folder / "nodes" / "a", "a")
+def test_authenticate_rejects_old_tls(secure):
+    tls = tls_of(secure, "a")
     certificate = (secure.folder / "nodes/b/node.crt").read_bytes()
     for version in ({"ssl_tls_version": [b"TLSv1.2"]}, {}):
         with pytest.raises(RejectedError, match=r"^old TLS: "):
-            door.caller({"x509_pem_cert": [certificate], **version})
+            tls.authenticate({"x509_pem_cert": [certificate], **version})
 
 
-def test_many_certificates_take_no_memory(secure):
-    """A neighbour that gets a new certificate every day."""
-    authority = Authority.load(secure.folder)
-    door = TlsContext(secure.manifest, secure.folder / "nodes" / "a", "a")
+def test_authenticate_remembers_a_bounded_number_of_certificates(secure):
+    authority, tls = Authority.load(secure.folder), tls_of(secure, "a")
     for number in range(300):
         own = authority.issue("b", 1, ["a"], f"127.0.0.1:{number + 1}")
-        door.caller({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [own.certificate]})
-    assert len(door._checked) <= 256
-    assert door.met["b"].address == "127.0.0.1:300"
+        tls.authenticate({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [own.certificate]})
+    assert len(tls._verified) <= 256
+    assert tls.identities["b"].address == "127.0.0.1:300"
 
 
-def test_a_newcomer_is_heard_and_called_by_nodes_that_were_never_told_of_it(secure, tools):
+def test_transport_talks_to_a_newcomer_that_its_manifest_lacks(secure, tools):
     async def work():
         async with secure.running("a") as (a,):
             (port,) = tools["free_ports"](1)
             add(secure.folder, "new", ["a"], f"127.0.0.1:{port}")
             bundle = secure.folder / "nodes" / "new"
-            async with secure.running(
-                GrpcTransport(Manifest.load(bundle / "manifest.json"), bundle, "new")
-            ) as (new,):
-                await new.hello("a", secure.said(), LIMIT)
-                assert [sender for sender, _ in secure.nodes["a"].heard] == ["new"]
-                assert a.client("new") == 4
-                assert (await a.hello("new", secure.said(), LIMIT)).round == 7
+            newcomer = GrpcTransport(Manifest.load(bundle / "manifest.json"), bundle, "new")
+            async with secure.running(newcomer) as (new,):
+                await new.hello("a", secure.hello(), TIMEOUT)
+                assert [sender for sender, _ in secure.nodes["a"].received] == ["new"]
+                assert a.client_of("new") == 4
+                assert (await a.hello("new", secure.hello(), TIMEOUT)).round == 7
 
     run(work())
 
@@ -194,14 +187,11 @@ asyncio.run(live())
 """
 
 
-def test_only_tls_1_3_is_spoken(secure):
-    """In a process of its own: gRPC reads its ciphers when it is first imported."""
-    with subprocess.Popen(
-        [sys.executable, "-c", NODE, str(secure.folder / "nodes" / "a")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as node:
+def test_node_accepts_tls_1_3_only(secure):
+    """The node is a separate process, because gRPC reads its ciphers at import."""
+    command = [sys.executable, "-c", NODE, str(secure.folder / "nodes" / "a")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as node:
         assert node.stdout.readline() == "ready\n"
         assert handshake(secure, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -214,63 +204,57 @@ def handshake(world, version):
     context = ssl.create_default_context(cafile=world.folder / "ca.crt")
     context.load_cert_chain(world.folder / "nodes/b/node.crt", world.folder / "nodes/b/node.key")
     context.minimum_version = context.maximum_version = version
-    context.set_ciphers("ALL:@SECLEVEL=0")  # whatever a client may offer
+    context.set_ciphers("ALL:@SECLEVEL=0")  # everything that a client can offer
     context.set_alpn_protocols(["h2"])
     host, port = world.manifest.member("a").address.split(":")
     name = host_name(world.manifest.network, "a")
     with (
-        socket.create_connection((host, int(port)), timeout=LIMIT) as raw,
+        socket.create_connection((host, int(port)), timeout=TIMEOUT) as raw,
         context.wrap_socket(raw, server_hostname=name) as wrapped,
     ):
         return wrapped.version()
 
 
-# ---- starting
+# ---- start
 
 
-def test_a_taken_address_is_a_clear_error(secure):
-    address = secure.manifest.member("a").address
+def test_transport_names_an_address_in_use(secure):
+    sentence = f"address = '{secure.manifest.member('a').address}': cannot listen there"
 
     async def work():
         async with secure.running("a"):
-            other = secure.make("a")
-            with pytest.raises(
-                NodeError,
-                match=f"The address '{address}' cannot be listened on: another process has it",
-            ):
+            other = secure.transport("a")
+            with pytest.raises(NodeError, match=sentence):
                 await other.start(secure.nodes["a"])
             await other.stop()
 
     run(work())
 
 
-def test_a_node_can_listen_elsewhere_than_where_it_is_called(secure, tools):
+def test_transport_listens_at_another_address_than_its_members(secure, tools):
     (port,) = tools["free_ports"](1)
-    assert (
-        GrpcTransport(
-            secure.manifest, secure.folder / "nodes" / "a", "a", address=f"0.0.0.0:{port}"
-        ).address
-        == f"0.0.0.0:{port}"
-    )
+    bundle = secure.folder / "nodes" / "a"
+    transport = GrpcTransport(secure.manifest, bundle, "a", address=f"0.0.0.0:{port}")
+    assert transport.address == f"0.0.0.0:{port}"
 
 
-def test_the_bundle_of_another_node_is_refused(secure):
-    with pytest.raises(
-        NodeError,
-        match="is the bundle of the node 'b', or of another network: expected that of 'a'",
-    ):
+def test_transport_rejects_the_bundle_of_another_node(secure):
+    sentence = "the bundle of the node 'b' or of another network; expected the bundle of 'a'"
+    with pytest.raises(NodeError, match=sentence):
         GrpcTransport(secure.manifest, secure.folder / "nodes" / "b", "a")
 
 
-def test_plaintext_needs_the_network_and_the_flag(secure, tmp_path, tools):
+def test_plaintext_needs_the_network_and_the_option(secure, tmp_path, tools):
     plain = tools["World"]("plaintext", tmp_path / "plain", tools["CONFIG"])
-    with pytest.raises(ConfigError, match="--insecure-plaintext: this network was created secure"):
+    with pytest.raises(ConfigError, match="--insecure-plaintext: this network was created with T"):
         GrpcTransport(secure.manifest, secure.folder / "nodes" / "a", "a", insecure_plaintext=True)
-    with pytest.raises(ConfigError, match="run its nodes with --insecure-plaintext"):
+    with pytest.raises(
+        ConfigError, match=r"secure = false: .* expected the option --insecure-plai"
+    ):
         GrpcTransport(plain.manifest, plain.folder / "nodes" / "a", "a")
 
 
-def test_plaintext_warns_at_every_start(tmp_path, tools, caplog):
+def test_plaintext_is_logged_at_every_start(tmp_path, tools, caplog):
     plain = tools["World"]("plaintext", tmp_path / "plain", tools["CONFIG"])
 
     async def work():
@@ -279,4 +263,4 @@ def test_plaintext_warns_at_every_start(tmp_path, tools, caplog):
                 pass
 
     run(work())
-    assert caplog.text.count("INSECURE: this node speaks plaintext") == 2
+    assert caplog.text.count("insecure plaintext enabled") == 2

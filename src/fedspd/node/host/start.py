@@ -103,7 +103,7 @@ def _place(manifest: Manifest, me: NodeIdentity | Member, transport: GrpcTranspo
         neighbours={
             name: numbers[name]
             for name in names
-            if not (transport.door and transport.door.is_revoked(name))
+            if not (transport.tls and transport.tls.is_revoked(name))
         },
         agreement=manifest.agreement,
         rounds=config.rounds,
@@ -138,8 +138,8 @@ def status(peer: Peer, transport: GrpcTransport) -> Json:
             "seen_seconds_ago": None
             if neighbour.seen is None
             else round(peer.talk.clock() - neighbour.seen, 1),
-            "malformed": transport.rubbish[name],
-            "muted": transport.muted(name),
+            "malformed": transport.malformed[name],
+            "muted": transport.is_muted(name),
             "last_error": peer.talk.troubles.get(name),
         }
         for name, neighbour in watch.neighbours.items()
@@ -156,6 +156,6 @@ def status(peer: Peer, transport: GrpcTransport) -> Json:
         "accuracy": last.get("accuracy"),
         "deadline": watch.deadline(),
         "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
-        "refused": dict(transport.refused),
+        "refused": dict(transport.rejected),
         "last_round": last,
     }

@@ -73,12 +73,12 @@ class ExchangeProtocol:
 
     # ---- what neighbours ask
 
-    def hello(self, sender: str, said: Hello) -> Hello:
+    def handle_hello(self, sender: str, hello: Hello) -> Hello:
         self._meet(sender)
-        self.watch.sign_of_life(sender, said.round)
+        self.watch.sign_of_life(sender, hello.round)
         return self._hello()
 
-    def announced(self, sender: str, announcement: Announcement) -> None:
+    def handle_announcement(self, sender: str, announcement: Announcement) -> None:
         if not 1 <= announcement.round <= self.place.rounds:
             raise MalformedError(
                 f"round {announcement.round}: this network has rounds 1 to {self.place.rounds}."
@@ -90,7 +90,7 @@ class ExchangeProtocol:
         )  # an announcement may be late; who restarts says hello
         self.inbox.put(sender, announcement, self.moment)
 
-    def offered(self, sender: str, request: Request) -> Offer:
+    def handle_request(self, sender: str, request: Request) -> Offer:
         self._meet(sender)
         self.watch.sign_of_life(sender)
         if request.exchange == JOINING:
@@ -111,7 +111,7 @@ class ExchangeProtocol:
     def _meet(self, sender: str) -> None:
         """The transport has checked that the sender may speak here: somebody new has joined."""
         if sender not in self.watch.neighbours:
-            self.watch.meet(sender, self.transport.client(sender))
+            self.watch.meet(sender, self.transport.client_of(sender))
             log.info("%s has joined as a neighbour", sender)
 
     def _hello(self) -> Hello:
@@ -182,7 +182,7 @@ class ExchangeProtocol:
             self.watch.neighbours[name].round <= moment[0]
             or self.inbox.get(name, moment) is not None
         )
-        return there and self.watch.worth_waiting(name) and not self.transport.muted(name)
+        return there and self.watch.worth_waiting(name) and not self.transport.is_muted(name)
 
     async def _tell(self, name: str, said: Announcement) -> None:
         """As long as it is news: one that comes back must not be told of all that it missed."""

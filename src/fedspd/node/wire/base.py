@@ -1,4 +1,4 @@
-"""What every transport does, whatever carries the bytes: encode, check, count, mute, and answer for the node behind it."""
+"""The part that all transports share: encode, validate, count, mute, and answer neighbours."""
 
 import asyncio
 import logging
@@ -10,193 +10,208 @@ from typing import Literal, NoReturn
 from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.wire.codec import (
-    AnyBody,
     Body,
     InvalidMessageError,
     OfferDecoder,
     WireLimits,
     decode,
     encode,
-    frames,
-    pack,
+    encode_frames,
+    encode_offer,
 )
 from fedspd.node.wire.messages import Announcement, Handler, Hello, Offer, Request
 from fedspd.node.wire.misbehaviour import MisbehaviourTracker, RejectionLog
 
 log = logging.getLogger("fedspd.node")
-Kind = Literal["Hello", "Announce", "Fetch"]
-Frames = AsyncGenerator[bytes, None]  # each at most one chunk
+RpcMethod = Literal["Hello", "Announce", "Fetch"]
+FrameStream = AsyncGenerator[bytes, None]  # each frame is at most one chunk
 
-CALLS = 8  # of one neighbour under way at once
-FETCHES = 2  # among them: each holds the models in memory
+MAX_CALLS = 8  # of one neighbour at a time
+MAX_FETCHES = 2  # among them: each keeps its models in memory
 
 
 class BaseTransport:
-    """A transport but for the carrying: that is `carry`, with `start` and `stop`."""
+    """A transport except for moving bytes: subclasses implement `send`, `start` and `stop`."""
 
     def __init__(self, manifest: Manifest, name: str) -> None:
-        self.manifest, self.name, self.rules = manifest, name, WireLimits.of(manifest)
-        self.guard, self.refusals = MisbehaviourTracker(), RejectionLog()
+        self.manifest, self.name = manifest, name
+        self.limits = WireLimits.from_manifest(manifest)
+        self.misbehaviour, self.rejection_log = MisbehaviourTracker(), RejectionLog()
         self.sent: Counter[str] = Counter()  # bytes of messages by neighbour
         self.received: Counter[str] = Counter()
         self.handler: Handler | None = None
-        self._under_way: Counter[tuple[str, str]] = Counter()
+        self._active_calls: Counter[tuple[str, str]] = Counter()  # by sender and method
 
-    def carry(self, neighbour: str, kind: Kind, data: bytes, limit: float) -> Frames:
-        """The frames that the neighbour answers; UnreachableError, or RejectedError with its sentence."""
+    def send(
+        self, neighbour: str, method: RpcMethod, data: bytes, timeout_seconds: float
+    ) -> FrameStream:
+        """Send an encoded message and yield the frames of the answer.
+
+        Raise UnreachableError, or RejectedError with the neighbour's sentence.
+        """
         raise NotImplementedError
 
-    def client(self, neighbour: str) -> int:
+    def client_of(self, neighbour: str) -> int:
+        """Return the neighbour's client number."""
         return self.manifest.member(neighbour).client
 
-    def muted(self, neighbour: str) -> bool:
-        return self.guard.muted(neighbour)
+    def is_muted(self, neighbour: str) -> bool:
+        """Return whether the neighbour is muted."""
+        return self.misbehaviour.is_muted(neighbour)
 
     @property
-    def rubbish(self) -> Counter[str]:
-        """Pieces of it by neighbour."""
-        return self.guard.counts
+    def malformed(self) -> Counter[str]:
+        """The number of malformed messages by neighbour."""
+        return self.misbehaviour.counts
 
     @property
-    def refused(self) -> Counter[str]:
-        """By reason."""
-        return self.refusals.counts
+    def rejected(self) -> Counter[str]:
+        """The number of rejected calls and messages by reason."""
+        return self.rejection_log.counts
 
-    # ---- what the node asks
+    # ---- calls to neighbours
 
-    async def hello(self, neighbour: str, said: Hello, limit: float) -> Hello:
-        return self._decoded(neighbour, await self._one(neighbour, "Hello", said, limit), Hello)
+    async def hello(self, neighbour: str, hello: Hello, timeout_seconds: float) -> Hello:
+        """Send a heartbeat and return the neighbour's answer."""
+        with self._counting_malformed(neighbour):
+            answer = await self._call(neighbour, "Hello", hello, timeout_seconds)
+            return decode(self.limits, answer, neighbour, Hello)
 
-    async def announce(self, neighbour: str, announcement: Announcement, limit: float) -> None:
-        answer = await self._one(neighbour, "Announce", announcement, limit)
-        with self._judged(neighbour):
+    async def announce(
+        self, neighbour: str, announcement: Announcement, timeout_seconds: float
+    ) -> None:
+        """Send an announcement."""
+        with self._counting_malformed(neighbour):
+            answer = await self._call(neighbour, "Announce", announcement, timeout_seconds)
             if answer:
                 raise InvalidMessageError(
-                    "size", f"{len(answer)} bytes in answer to an announcement: expected none."
+                    "size", f"{len(answer)} bytes in answer to an announcement; expected none."
                 )
 
-    async def fetch(self, neighbour: str, request: Request, limit: float) -> Offer:
-        intake = OfferDecoder(self.rules, neighbour, request)
-        with self._judged(neighbour):
-            async with aclosing(self._ask(neighbour, "Fetch", request, limit)) as answer:
-                async for frame in answer:
-                    intake.take(frame)
-            return await asyncio.to_thread(intake.offer)
+    async def fetch(self, neighbour: str, request: Request, timeout_seconds: float) -> Offer:
+        """Return the models that the neighbour sends for the request."""
+        decoder = OfferDecoder(self.limits, neighbour, request)
+        with self._counting_malformed(neighbour):
+            stream = self._stream(neighbour, "Fetch", request, timeout_seconds)
+            async with aclosing(stream) as frames:
+                async for frame in frames:
+                    decoder.feed(frame)
+            return await asyncio.to_thread(decoder.finish)
 
-    async def _one(self, neighbour: str, kind: Kind, body: Body, limit: float) -> bytes:
-        """The only frame of an answer."""
-        found: bytes | None = None
-        with self._judged(neighbour):
-            async with aclosing(self._ask(neighbour, kind, body, limit)) as answer:
-                async for frame in answer:
-                    if found is not None:
-                        raise InvalidMessageError(
-                            "size", "a second frame came, where one was expected."
-                        )
-                    found = frame
-            if found is None:
-                raise InvalidMessageError("size", "the answer is empty.")
-        return found
+    async def _call(
+        self, neighbour: str, method: RpcMethod, body: Body, timeout_seconds: float
+    ) -> bytes:
+        """Return the only frame of an answer."""
+        answer: bytes | None = None
+        async with aclosing(self._stream(neighbour, method, body, timeout_seconds)) as frames:
+            async for frame in frames:
+                if answer is not None:
+                    raise InvalidMessageError("size", "a second frame; expected only one.")
+                answer = frame
+        if answer is None:
+            raise InvalidMessageError("size", "the answer is empty.")
+        return answer
 
-    async def _ask(self, neighbour: str, kind: Kind, body: Body, limit: float) -> Frames:
-        if self.muted(neighbour):
+    async def _stream(
+        self, neighbour: str, method: RpcMethod, body: Body, timeout_seconds: float
+    ) -> FrameStream:
+        if self.is_muted(neighbour):
             raise RejectedError(
-                f"'{neighbour}' is muted here for a while: it has sent too much rubbish."
+                f"'{neighbour}' is muted for a while: it sent too many malformed messages."
             )
-        data = encode(self.rules, self.name, body)
+        data = encode(self.limits, self.name, body)
         self.sent[neighbour] += len(data)
-        async with aclosing(self.carry(neighbour, kind, data, limit)) as answer:
-            async for frame in answer:
+        async with aclosing(self.send(neighbour, method, data, timeout_seconds)) as frames:
+            async for frame in frames:
                 self.received[neighbour] += len(frame)
                 yield frame
 
-    def _decoded(self, neighbour: str, data: bytes, kind: type[AnyBody]) -> AnyBody:
-        with self._judged(neighbour):
-            return decode(self.rules, data, neighbour, kind)
-
     @contextmanager
-    def _judged(self, neighbour: str) -> Iterator[None]:
-        """MalformedError counts against whoever sent it; another manifest is an honest mistake."""
+    def _counting_malformed(self, neighbour: str) -> Iterator[None]:
+        """Count a MalformedError against the neighbour, unless only its manifest differs."""
         try:
             yield
         except MalformedError as error:
             rule = error.rule if isinstance(error, InvalidMessageError) else "content"
-            self.refusals.note(neighbour, rule, str(error))
-            if rule != "agreement":
-                self.guard.rubbish(neighbour)
+            self.rejection_log.record(neighbour, rule, str(error))
+            if rule != "agreement":  # an honest mistake of its operator
+                self.misbehaviour.record_malformed(neighbour)
             raise
 
-    # ---- what neighbours ask
+    # ---- calls from neighbours
 
     @contextmanager
-    def admitted(self, sender: str, kind: Kind) -> Iterator[None]:
-        """A call takes memory here, so a neighbour has only so many under way. To be asked before anything of it is read."""
-        if self.muted(sender):
-            self.refuse(
-                sender, "muted", "it is not listened to for a while: it has sent too much rubbish."
-            )
-        places = {(sender, "any"): CALLS} | ({(sender, kind): FETCHES} if kind == "Fetch" else {})
-        for place, limit in places.items():
-            if self._under_way[place] >= limit:
-                self.refuse(sender, "busy", f"{limit} of its calls are under way already.")
-        self._under_way.update(list(places))
+    def admit(self, sender: str, method: RpcMethod) -> Iterator[None]:
+        """Admit a call of a neighbour, or reject it before its request is read.
+
+        Every call takes memory, so a neighbour has only a few at a time.
+        """
+        if self.is_muted(sender):
+            self.reject(sender, "muted", "it sent too many malformed messages; try again later.")
+        slots = {(sender, "any"): MAX_CALLS}
+        if method == "Fetch":
+            slots[sender, method] = MAX_FETCHES
+        for slot, maximum in slots.items():
+            if self._active_calls[slot] >= maximum:
+                self.reject(sender, "busy", f"{maximum} of its calls are active already.")
+        self._active_calls.update(list(slots))
         try:
             yield
         finally:
-            self._under_way.subtract(list(places))
+            self._active_calls.subtract(list(slots))
 
-    async def serve(self, sender: str, kind: Kind, data: bytes) -> Frames:
-        """The answer to a neighbour; RejectedError with a sentence that may travel to it, or UnreachableError where this node failed."""
+    async def serve(self, sender: str, method: RpcMethod, data: bytes) -> FrameStream:
+        """Yield the frames of the answer to a neighbour.
+
+        Raise RejectedError with a sentence for the neighbour, or UnreachableError if this node
+        failed.
+        """
         self.received[sender] += len(data)
-        with self._faults(sender, kind):
-            async with aclosing(self._answer(sender, kind, data)) as answer:
-                async for frame in answer:
+        with self._translating_errors(sender, method):
+            async with aclosing(self._answer(sender, method, data)) as frames:
+                async for frame in frames:
                     self.sent[sender] += len(frame)
                     yield frame
 
-    async def _answer(self, sender: str, kind: Kind, data: bytes) -> Frames:
+    async def _answer(self, sender: str, method: RpcMethod, data: bytes) -> FrameStream:
         if self.handler is None:
             raise UnreachableError("this node is not ready yet.")
-        if kind == "Hello":
-            yield encode(
-                self.rules,
-                self.name,
-                self.handler.hello(sender, decode(self.rules, data, sender, Hello)),
-            )
-        elif kind == "Announce":
-            self.handler.announced(sender, decode(self.rules, data, sender, Announcement))
+        if method == "Hello":
+            hello = self.handler.handle_hello(sender, decode(self.limits, data, sender, Hello))
+            yield encode(self.limits, self.name, hello)
+        elif method == "Announce":
+            announcement = decode(self.limits, data, sender, Announcement)
+            self.handler.handle_announcement(sender, announcement)
             yield b""
         else:
-            request = decode(self.rules, data, sender, Request)
-            parcel = await asyncio.to_thread(pack, self._offered(sender, request))
-            for frame in frames(self.rules, self.name, request, parcel):
+            request = decode(self.limits, data, sender, Request)
+            offer = self.handler.handle_request(sender, request)
+            if not offer.clusters:
+                raise RejectedError(
+                    f"none of the clusters {list(request.wants)} is offered here in round "
+                    f"{request.round}."
+                )
+            encoded = await asyncio.to_thread(encode_offer, offer)
+            for frame in encode_frames(self.limits, self.name, request, encoded):
                 yield frame
 
-    def _offered(self, sender: str, request: Request) -> Offer:
-        assert self.handler is not None
-        offer = self.handler.offered(sender, request)
-        if not offer.clusters:
-            raise RejectedError(
-                f"none of the clusters {list(request.wants)} is on offer here in round {request.round}."
-            )
-        return offer
-
     @contextmanager
-    def _faults(self, sender: str, kind: Kind) -> Iterator[None]:
-        """What goes wrong here, as the sender is told of it."""
+    def _translating_errors(self, sender: str, method: RpcMethod) -> Iterator[None]:
+        """Turn any error into one that the sender may see."""
         try:
-            with self._judged(sender):
+            with self._counting_malformed(sender):
                 yield
         except MalformedError as error:
             raise RejectedError(str(error)) from None
         except TransportError:
             raise
         except Exception as error:
-            log.exception("the answer to %s of %s failed", kind, sender)
+            log.exception("answer failed: node=%s method=%s", sender, method)
             raise UnreachableError(
                 f"this node failed to answer ({type(error).__name__})."
             ) from None
 
-    def refuse(self, sender: str, reason: str, sentence: str) -> NoReturn:
-        self.refusals.note(sender, reason, sentence)
+    def reject(self, sender: str, reason: str, sentence: str) -> NoReturn:
+        """Count, log and raise a rejection."""
+        self.rejection_log.record(sender, reason, sentence)
         raise RejectedError(f"{reason}: {sentence}")

@@ -1,10 +1,11 @@
-"""Messages as bytes, and back. No byte that a neighbour sent gets past this file unchecked, and none is ever unpickled.
+"""Encode, decode and validate messages. Nothing is ever unpickled.
 
-A small message is one protobuf Message (wire.proto). The answer to a request is a stream of frames: a header, then chunks of
-CHUNK bytes, the last one shorter, which together are one safetensors file with one tensor "models". Whoever asked knows
-how long it may be before the first of them comes. Whatever breaks a rule raises InvalidMessageError, a MalformedError that names the rule.
+A small message is one protobuf `Message` (wire.proto). The answer to a request is a stream of
+frames: a header, then chunks of CHUNK_BYTES (the last one may be shorter), which together are one
+safetensors file with the single tensor "models". The receiver knows its size in advance. Decoding
+validates every byte; a message that breaks a rule raises InvalidMessageError.
 
-Shapes: K models offered, P numbers in a model.
+Shapes: K models offered, P parameters of a model.
 """
 
 import hashlib
@@ -31,17 +32,17 @@ try:
 except ImportError:
     raise MissingExtraError.of("A network of peers", "node") from None
 
-CHUNK = 64 * 1024  # bytes: half a second of a slow link, so that small messages need not wait long
-CHUNK_FRAME = CHUNK + 32  # with its index and checksum
-ROOM = 512  # bytes: the header of a safetensors file with one tensor, and the parts of a message that do not grow
-PER_CLUSTER = 24  # bytes of a message for each cluster: two numbers and a weight
-TYPES = {"float32": ("F32", torch.float32), "float64": ("F64", torch.float64)}
-MODELS = "models"
-LARGEST = 2**31 - 1
+CHUNK_BYTES = 64 * 1024  # half a second on a slow link, so that a heartbeat need not wait long
+MAX_FRAME_BYTES = CHUNK_BYTES + 32  # a chunk with its index and checksum
+OVERHEAD_BYTES = 512  # of a message or a safetensors header, apart from clusters and parameters
+BYTES_PER_CLUSTER = 24  # of a message: two cluster numbers and a weight
+DTYPES = {"float32": ("F32", torch.float32), "float64": ("F64", torch.float64)}
+TENSOR = "models"
+INT32_MAX = 2**31 - 1
 
 
 class InvalidMessageError(MalformedError):
-    """MalformedError, and which rule it breaks: `rule` is a word for counters."""
+    """A malformed message; `rule` is the violated rule, a word for counters."""
 
     def __init__(self, rule: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -50,7 +51,7 @@ class InvalidMessageError(MalformedError):
 
 @dataclass(frozen=True)
 class WireLimits:
-    """All that the manifest says about messages."""
+    """The limits that the manifest sets for messages."""
 
     agreement: str
     clusters: int
@@ -58,26 +59,23 @@ class WireLimits:
     dtype: str
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "WireLimits":
-        return cls(
-            manifest.agreement,
-            max(1, int(manifest.config["clusters"])),
-            manifest.size,
-            manifest.dtype,
-        )
+    def from_manifest(cls, manifest: Manifest) -> "WireLimits":
+        clusters = max(1, int(manifest.config["clusters"]))
+        return cls(manifest.agreement, clusters, manifest.size, manifest.dtype)
 
     @property
     def message_bytes(self) -> int:
-        """The longest that a small message can be."""
-        return ROOM + PER_CLUSTER * self.clusters
+        """The maximum size of a small message."""
+        return OVERHEAD_BYTES + BYTES_PER_CLUSTER * self.clusters
 
     def offer_bytes(self, models: int, size: int) -> int:
-        return ROOM + models * size * TYPES[self.dtype][1].itemsize
+        """Return the maximum size of an encoded offer."""
+        return OVERHEAD_BYTES + models * size * DTYPES[self.dtype][1].itemsize
 
 
 @dataclass(frozen=True)
 class OfferHeader:
-    """What the answer to a request will be."""
+    """The first frame of the answer to a request, which describes the chunks that follow."""
 
     round: int
     exchange: int
@@ -88,7 +86,7 @@ class OfferHeader:
 
 Body = Hello | Announcement | Request | OfferHeader
 AnyBody = TypeVar("AnyBody", Hello, Announcement, Request, OfferHeader)
-BODY_FIELDS: dict[type[Body], str] = {  # the names of wire.proto
+BODY_FIELDS: dict[type[Body], str] = {  # in wire.proto
     Hello: "hello",
     Announcement: "announcement",
     Request: "request",
@@ -99,8 +97,9 @@ BODY_FIELDS: dict[type[Body], str] = {  # the names of wire.proto
 # ---- small messages
 
 
-def encode(rules: WireLimits, sender: str, body: Body) -> bytes:
-    message = pb.Message(sender=sender, agreement=bytes.fromhex(rules.agreement))
+def encode(limits: WireLimits, sender: str, body: Body) -> bytes:
+    """Return a small message as bytes."""
+    message = pb.Message(sender=sender, agreement=bytes.fromhex(limits.agreement))
     match body:
         case Hello():
             message.hello.CopyFrom(pb.Hello(round=body.round, address=body.address))
@@ -113,122 +112,121 @@ def encode(rules: WireLimits, sender: str, body: Body) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def decode(rules: WireLimits, data: bytes, sender: str, kind: type[AnyBody]) -> AnyBody:
-    """What the sender says, if it is of that kind, and if it is the sender who says it."""
-    message = _message(rules, data)
+def decode(limits: WireLimits, data: bytes, sender: str, body_type: type[AnyBody]) -> AnyBody:
+    """Return the body of a small message of the expected sender and type."""
+    message = _parse(limits, data)
     if message.sender != sender:
+        claimed = _shorten(message.sender)
         raise InvalidMessageError(
-            "sender",
-            f"the message says that it is from '{_short(message.sender)}', but it came from '{sender}'.",
+            "sender", f"the message names the sender '{claimed}', but it came from '{sender}'."
         )
-    if message.agreement.hex() != rules.agreement:
+    if message.agreement.hex() != limits.agreement:
         raise InvalidMessageError(
             "agreement",
-            "the sender has another manifest: its config, its model or its network is not the one agreed on here.",
+            "the sender has another manifest: its config, model or network differs from this "
+            "node's. Copy bundles of one network to all devices.",
         )
-    return _body(rules, message, kind)
+    return _decode_body(limits, message, body_type)
 
 
-def claimed(rules: WireLimits, data: bytes) -> str:
-    """Who says to have sent a message: no more than that."""
-    name: str = _message(rules, data).sender
+def claimed_sender(limits: WireLimits, data: bytes) -> str:
+    """Return the sender that a message names, without any proof."""
+    name: str = _parse(limits, data).sender
     if not NAME.fullmatch(name):
-        raise InvalidMessageError("sender", f"the sender '{_short(name)}' is no name of a node.")
+        raise InvalidMessageError("sender", f"sender = '{_shorten(name)}': not a node name.")
     return name
 
 
-def _message(rules: WireLimits, data: bytes) -> pb.Message:
-    if len(data) > rules.message_bytes:
+def _parse(limits: WireLimits, data: bytes) -> pb.Message:
+    if len(data) > limits.message_bytes:
         raise InvalidMessageError(
-            "size", f"a message of {len(data)} bytes: expected at most {rules.message_bytes}."
+            "size", f"a message of {len(data)} bytes; expected at most {limits.message_bytes}."
         )
     try:
         message: pb.Message = pb.Message.FromString(data)
     except DecodeError:
-        raise InvalidMessageError("format", f"{len(data)} bytes that are no message.") from None
+        raise InvalidMessageError("format", f"{len(data)} bytes are not a message.") from None
     return message
 
 
-def _body(rules: WireLimits, message: pb.Message, kind: type[AnyBody]) -> AnyBody:
-    name = BODY_FIELDS[kind]
-    if (found := message.WhichOneof("body")) != name:
-        raise InvalidMessageError(
-            "kind", f"the message is of the kind '{found}': expected '{name}'."
-        )
-    raw = getattr(message, name)
-    _within("round", raw.round, 0, LARGEST)
-    body: AnyBody = READERS[kind](rules, raw)
+def _decode_body(limits: WireLimits, message: pb.Message, body_type: type[AnyBody]) -> AnyBody:
+    expected = BODY_FIELDS[body_type]
+    if (found := message.WhichOneof("body")) != expected:
+        raise InvalidMessageError("kind", f"the message is a '{found}'; expected '{expected}'.")
+    raw = getattr(message, expected)
+    _check_range("round", raw.round, 0, INT32_MAX)
+    body: AnyBody = BODY_DECODERS[body_type](limits, raw)
     return body
 
 
-def _hello(rules: WireLimits, raw: pb.Hello) -> Hello:
+def _decode_hello(limits: WireLimits, raw: pb.Hello) -> Hello:
     if len(raw.address) > 255 or not raw.address.isprintable():
+        address = _shorten(raw.address)
         raise InvalidMessageError(
-            "address", f"the address '{_short(raw.address)}' is none: expected host:port."
+            "address", f"address = '{address}': not an address; expected host:port."
         )
-    return Hello(rules.agreement, raw.round, raw.address)
+    return Hello(limits.agreement, raw.round, raw.address)
 
 
-def _announcement(rules: WireLimits, raw: pb.Announcement) -> Announcement:
-    _within("exchange", raw.exchange, 0, LARGEST)
-    _check_clusters(rules, "clusters", raw.clusters, least=NO_CLUSTER)
-    _check_clusters(rules, "wants", raw.wants, least=NO_CLUSTER)
-    if len(raw.weights) != len(raw.clusters):
-        raise InvalidMessageError(
-            "weights",
-            f"{len(raw.weights)} weights for {len(raw.clusters)} clusters: expected one for each.",
-        )
-    if not all(math.isfinite(weight) and weight >= 0 for weight in raw.weights):
-        raise InvalidMessageError(
-            "weights",
-            f"the weights are {_short(str(list(raw.weights)))}: expected finite numbers, none below 0.",
-        )
-    _within("degree", raw.degree, 0, LARGEST)
+def _decode_announcement(limits: WireLimits, raw: pb.Announcement) -> Announcement:
+    _check_range("exchange", raw.exchange, 0, INT32_MAX)
+    _check_clusters(limits, "clusters", raw.clusters, minimum=NO_CLUSTER)
+    _check_clusters(limits, "wants", raw.wants, minimum=NO_CLUSTER)
     clusters, weights, wants = tuple(raw.clusters), tuple(raw.weights), tuple(raw.wants)
+    if len(weights) != len(clusters):
+        raise InvalidMessageError(
+            "weights", f"{len(weights)} weights for {len(clusters)} clusters; expected one each."
+        )
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        found = _shorten(str(list(weights)))
+        raise InvalidMessageError("weights", f"weights = {found}; expected finite numbers from 0.")
+    _check_range("degree", raw.degree, 0, INT32_MAX)
     return Announcement(raw.round, raw.exchange, clusters, weights, wants, raw.note, raw.degree)
 
 
-def _request(rules: WireLimits, raw: pb.Request) -> Request:
-    _within("exchange", raw.exchange, JOINING, LARGEST)
-    _check_clusters(rules, "wants", raw.wants, least=0)
+def _decode_request(limits: WireLimits, raw: pb.Request) -> Request:
+    _check_range("exchange", raw.exchange, JOINING, INT32_MAX)
+    _check_clusters(limits, "wants", raw.wants, minimum=0)
     if not raw.wants:
-        raise InvalidMessageError("wants", "a request for nothing: expected at least one cluster.")
-    _within("size", raw.size, 1, rules.size)
+        raise InvalidMessageError("wants", "wants = []: empty; expected at least one cluster.")
+    _check_range("size", raw.size, 1, limits.size)
     return Request(raw.round, raw.exchange, tuple(raw.wants), raw.size)
 
 
-def _header(rules: WireLimits, raw: pb.Header) -> OfferHeader:
-    """Whether it answers the request, OfferDecoder knows."""
+def _decode_header(limits: WireLimits, raw: pb.Header) -> OfferHeader:
+    """Decode a header; OfferDecoder compares it with the request."""
     return OfferHeader(raw.round, raw.exchange, tuple(raw.clusters), raw.total, raw.sha256)
 
 
-READERS: dict[type[Body], Callable[[WireLimits, Any], Any]] = {
-    Hello: _hello,
-    Announcement: _announcement,
-    Request: _request,
-    OfferHeader: _header,
+BODY_DECODERS: dict[type[Body], Callable[[WireLimits, Any], Any]] = {
+    Hello: _decode_hello,
+    Announcement: _decode_announcement,
+    Request: _decode_request,
+    OfferHeader: _decode_header,
 }
 
 
-def _check_clusters(rules: WireLimits, name: str, clusters: Sequence[int], least: int) -> None:
-    if len(clusters) > rules.clusters:
+def _check_clusters(limits: WireLimits, key: str, clusters: Sequence[int], minimum: int) -> None:
+    if len(clusters) > limits.clusters:
         raise InvalidMessageError(
-            name, f"{len(clusters)} {name}: this network has {rules.clusters} clusters."
+            key, f"{len(clusters)} {key}; expected at most {limits.clusters}, as many as clusters."
         )
     for cluster in clusters:
-        _within(name, cluster, least, rules.clusters - 1)
-    named = [cluster for cluster in clusters if cluster != NO_CLUSTER]
-    if len(set(named)) < len(named):
-        raise InvalidMessageError(name, f"{name} = {named}: expected each cluster once.")
+        _check_range(key, cluster, minimum, limits.clusters - 1)
+    real = [cluster for cluster in clusters if cluster != NO_CLUSTER]
+    if len(set(real)) < len(real):
+        raise InvalidMessageError(key, f"{key} = {real}: repeated; expected each cluster once.")
 
 
-def _within(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InvalidMessageError(name, f"{name} = {value}: expected {least} to {most}.")
+def _check_range(key: str, value: int, minimum: int, maximum: int) -> None:
+    if not minimum <= value <= maximum:
+        raise InvalidMessageError(
+            key, f"{key} = {value}: out of range; expected {minimum} to {maximum}."
+        )
 
 
-def _short(text: str) -> str:
-    """For a log: one line, and not a long one."""
+def _shorten(text: str) -> str:
+    """Return the beginning of a foreign text on one line, for a log."""
     return text[:60].encode("unicode_escape").decode()
 
 
@@ -237,142 +235,130 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True)
 class EncodedOffer:
-    """Models, ready to be sent."""
+    """The models of an offer as one safetensors file."""
 
     clusters: tuple[int, ...]
     payload: bytes
     sha256: bytes
 
 
-def pack(offer: Offer) -> EncodedOffer:
-    payload = save({MODELS: offer.model_KP.detach().cpu().contiguous()})
+def encode_offer(offer: Offer) -> EncodedOffer:
+    """Encode the models of an offer."""
+    payload = save({TENSOR: offer.model_KP.detach().cpu().contiguous()})
     return EncodedOffer(offer.clusters, payload, hashlib.sha256(payload).digest())
 
 
-def frames(
-    rules: WireLimits, sender: str, request: Request, parcel: EncodedOffer
+def encode_frames(
+    limits: WireLimits, sender: str, request: Request, offer: EncodedOffer
 ) -> Iterator[bytes]:
-    header = OfferHeader(
-        request.round, request.exchange, parcel.clusters, len(parcel.payload), parcel.sha256
-    )
-    yield encode(rules, sender, header)
-    for index, start in enumerate(range(0, len(parcel.payload), CHUNK)):
-        data = parcel.payload[start : start + CHUNK]
+    """Yield the frames of the answer to a request: the header, then the chunks."""
+    total = len(offer.payload)
+    header = OfferHeader(request.round, request.exchange, offer.clusters, total, offer.sha256)
+    yield encode(limits, sender, header)
+    for index, start in enumerate(range(0, total, CHUNK_BYTES)):
+        data = offer.payload[start : start + CHUNK_BYTES]
         yield pb.Chunk(index=index, crc32=zlib.crc32(data), data=data).SerializeToString()
 
 
 class OfferDecoder:
-    """Takes the frames of one answer, each only if it is the one that must come next."""
+    """Decodes the frames of the answer to one request and validates each as it arrives."""
 
-    def __init__(self, rules: WireLimits, sender: str, request: Request) -> None:
-        self.rules, self.sender, self.request = rules, sender, request
+    def __init__(self, limits: WireLimits, sender: str, request: Request) -> None:
+        self.limits, self.sender, self.request = limits, sender, request
         self.header: OfferHeader | None = None
         self.chunks: list[bytes] = []
-        self.missing = 0  # bytes
+        self.missing_bytes = 0
 
-    def take(self, frame: bytes) -> None:
+    def feed(self, frame: bytes) -> None:
+        """Validate and keep the next frame."""
         if self.header is None:
-            self.header = self._checked(decode(self.rules, frame, self.sender, OfferHeader))
-            self.missing = self.header.total
+            header = decode(self.limits, frame, self.sender, OfferHeader)
+            self._check_header(header)
+            self.header, self.missing_bytes = header, header.total
         else:
-            self._take_chunk(frame)
+            self._feed_chunk(frame)
 
-    def _checked(self, header: OfferHeader) -> OfferHeader:
-        """Before a byte of the models is read."""
-        asked = self.request
-        if (header.round, header.exchange) != (asked.round, asked.exchange):
-            moment = f"round {header.round}, exchange {header.exchange}"
+    def _check_header(self, header: OfferHeader) -> None:
+        """Compare a header with the request before any byte of the models is read."""
+        request, clusters = self.request, header.clusters
+        if (header.round, header.exchange) != (request.round, request.exchange):
             raise InvalidMessageError(
                 "round",
-                f"models of {moment}: asked for round {asked.round}, exchange {asked.exchange}.",
+                f"models of round {header.round}, exchange {header.exchange}; "
+                f"expected round {request.round}, exchange {request.exchange}.",
             )
-        clusters = header.clusters
-        if (
-            not clusters
-            or len(set(clusters)) < len(clusters)
-            or not set(clusters) <= set(asked.wants)
-        ):
+        is_repeated = len(set(clusters)) < len(clusters)
+        if not clusters or is_repeated or not set(clusters) <= set(request.wants):
+            found, wants = _shorten(str(list(clusters))), list(request.wants)
             raise InvalidMessageError(
-                "clusters",
-                f"models of the clusters {_short(str(clusters))}: asked for {list(asked.wants)}, each once.",
+                "clusters", f"models of the clusters {found}; expected some of {wants}, each once."
             )
-        most = self.rules.offer_bytes(len(clusters), asked.size)
-        if not most - ROOM < header.total <= most:
+        maximum = self.limits.offer_bytes(len(clusters), request.size)
+        minimum = maximum - OVERHEAD_BYTES
+        if not minimum < header.total <= maximum:
             raise InvalidMessageError(
                 "size",
-                f"{header.total} bytes for {len(clusters)} models of {asked.size} numbers: expected {most - ROOM} to {most}.",
+                f"{header.total} bytes for {len(clusters)} models of {request.size} parameters; "
+                f"expected {minimum + 1} to {maximum}.",
             )
-        return header
 
-    def _take_chunk(self, frame: bytes) -> None:
-        if not self.missing or len(frame) > CHUNK_FRAME:
+    def _feed_chunk(self, frame: bytes) -> None:
+        if not self.missing_bytes or len(frame) > MAX_FRAME_BYTES:
             raise InvalidMessageError(
-                "size", f"{len(frame)} bytes more, where {self.missing} were missing."
+                "size", f"a frame of {len(frame)} bytes; expected {self.missing_bytes} more bytes."
             )
         try:
             chunk = pb.Chunk.FromString(frame)
         except DecodeError:
-            raise InvalidMessageError("format", f"{len(frame)} bytes that are no chunk.") from None
-        if chunk.index != len(self.chunks):
+            raise InvalidMessageError("format", f"{len(frame)} bytes are not a chunk.") from None
+        if chunk.index != (expected := len(self.chunks)):
+            raise InvalidMessageError("order", f"chunk {chunk.index}; expected chunk {expected}.")
+        if len(chunk.data) != (expected := min(CHUNK_BYTES, self.missing_bytes)):
             raise InvalidMessageError(
-                "order", f"chunk {chunk.index} came, where chunk {len(self.chunks)} was expected."
-            )
-        if len(chunk.data) != min(CHUNK, self.missing):
-            raise InvalidMessageError(
-                "size", f"a chunk of {len(chunk.data)} bytes: expected {min(CHUNK, self.missing)}."
+                "size", f"a chunk of {len(chunk.data)} bytes; expected {expected}."
             )
         if zlib.crc32(chunk.data) != chunk.crc32:
-            raise InvalidMessageError(
-                "checksum", f"chunk {chunk.index} does not have the CRC-32 that it names."
-            )
+            raise InvalidMessageError("checksum", f"the CRC-32 of chunk {chunk.index} is wrong.")
         self.chunks.append(chunk.data)
-        self.missing -= len(chunk.data)
+        self.missing_bytes -= len(chunk.data)
 
-    def offer(self) -> Offer:
-        """The models, when all have come."""
-        if self.header is None or self.missing:
-            raise InvalidMessageError(
-                "size",
-                f"the answer ended {self.missing} bytes too early."
-                if self.header
-                else "the answer is empty.",
-            )
+    def finish(self) -> Offer:
+        """Return the models after the last frame."""
+        if self.header is None:
+            raise InvalidMessageError("size", "the answer is empty.")
+        if self.missing_bytes:
+            raise InvalidMessageError("size", f"the answer lacks {self.missing_bytes} bytes.")
         payload = b"".join(self.chunks)
         self.chunks.clear()
         if hashlib.sha256(payload).digest() != self.header.sha256:
-            raise InvalidMessageError(
-                "checksum", "the models do not have the SHA-256 that their header names."
-            )
-        clusters = self.header.clusters
-        return Offer(clusters, unpack(self.rules, payload, len(clusters), self.request.size))
+            raise InvalidMessageError("checksum", "the SHA-256 of the models is wrong.")
+        clusters, size = self.header.clusters, self.request.size
+        return Offer(clusters, decode_models(self.limits, payload, len(clusters), size))
 
 
-def unpack(rules: WireLimits, payload: bytes, models: int, size: int) -> Tensor:
-    """model_KP out of a safetensors file that holds just this."""
+def decode_models(limits: WireLimits, payload: bytes, models: int, size: int) -> Tensor:
+    """Return model_KP from a safetensors file that contains nothing else."""
     try:
         tensors = dict(deserialize(payload))  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError, OverflowError) as error:
         raise InvalidMessageError(
-            "format", f"the models are no safetensors file ({_short(str(error))})."
+            "format", f"the models are not a safetensors file ({_shorten(str(error))})."
         ) from None
-    if list(tensors) != [MODELS]:
-        raise InvalidMessageError(
-            "format", f"the tensors are {_short(str(list(tensors)))}: expected one, '{MODELS}'."
-        )
-    found, (code, dtype) = tensors[MODELS], TYPES[rules.dtype]
+    if list(tensors) != [TENSOR]:
+        names = _shorten(str(list(tensors)))
+        raise InvalidMessageError("format", f"the tensors are {names}; expected only '{TENSOR}'.")
+    found, (code, dtype) = tensors[TENSOR], DTYPES[limits.dtype]
     if found["dtype"] != code:
-        raise InvalidMessageError(
-            "type", f"the models are of the type {_short(str(found['dtype']))}: expected {code}."
-        )
+        found_code = _shorten(str(found["dtype"]))
+        raise InvalidMessageError("type", f"the models have dtype {found_code}; expected {code}.")
     if found["shape"] != [models, size]:
+        shape = _shorten(str(found["shape"]))
         raise InvalidMessageError(
-            "shape",
-            f"the models have the shape {_short(str(found['shape']))}: expected {[models, size]}.",
+            "shape", f"the models have shape {shape}; expected {[models, size]}."
         )
     model_KP = torch.frombuffer(found["data"], dtype=dtype).reshape(models, size)
     if not model_KP.isfinite().all():
         raise InvalidMessageError(
-            "finite",
-            "the models have numbers that are not finite: the sender's training may have diverged.",
+            "finite", "the models have parameters that are not finite; training may have diverged."
         )
     return model_KP

@@ -1,7 +1,8 @@
-"""Peers over gRPC and mutual TLS 1.3. Plaintext only in a network that was created for it, and only when asked for.
+"""The transport over gRPC and mutual TLS 1.3.
 
-The sender of a message is whoever its certificate names. Nobody else is listened to, and nobody can take more than a
-bounded share of this node's memory, threads and time: see the options below, and the limits of courier.py.
+Plaintext needs a network that was created for it, and the option on every node. The sender of a
+message is the node that its certificate names; other callers are rejected. The options below and
+the limits in base.py bound the memory, threads and time that any caller can take.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedspd.core.errors import (
     ConfigError,
@@ -23,11 +24,17 @@ from fedspd.core.errors import (
 from fedspd.node.identity.certificates import NodeIdentity, host_name, now, parse_identity
 from fedspd.node.identity.credentials import CertificateVerifier, Credentials
 from fedspd.node.identity.manifest import Manifest
-from fedspd.node.wire.base import BaseTransport, Frames, Kind
-from fedspd.node.wire.codec import CHUNK, CHUNK_FRAME, InvalidMessageError, claimed
+from fedspd.node.wire.base import BaseTransport, FrameStream, RpcMethod
+from fedspd.node.wire.codec import (
+    CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    InvalidMessageError,
+    claimed_sender,
+)
 from fedspd.node.wire.messages import Handler
 
-# gRPC reads it once, when it is imported: of TLS 1.2 only a suite for RSA is left, and our keys are none. TLS 1.3 has its own.
+# gRPC reads this once, at import. It leaves TLS 1.2 a single suite, for RSA keys, which no node
+# has; TLS 1.3 has its own suites. So only TLS 1.3 can connect.
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
 try:
     import grpc
@@ -36,50 +43,47 @@ except ImportError:
 
 log = logging.getLogger("fedspd.node")
 SERVICE = "fedspd.Peer"
-KINDS: tuple[Kind, ...] = ("Hello", "Announce", "Fetch")
-SILENCE = 10.0  # seconds for a request to follow its headers
-CHECKED = 256  # certificates that are known to be good
-DESCRIPTORS = 65_536  # of files and connections: more are not asked of the system
-RPCS = 256  # under way at once; no neighbour can have more than a few of them (courier.py)
-SENTENCE = 300  # characters of what a neighbour says about an error
+REQUEST_TIMEOUT_SECONDS = 10.0  # for a request to follow its headers
+MAX_VERIFIED = 256  # verified certificates that are remembered
+MAX_DESCRIPTORS = 65_536  # files and connections to ask the system for
+MAX_RPCS = 256  # at a time; base.py limits each neighbour to a few of them
+MAX_DETAIL_CHARS = 300  # of a neighbour's error
 Options = list[tuple[str, int | str]]
 
-COMMON: Options = [
-    (
-        "grpc.keepalive_time_ms",
-        5_000,
-    ),  # a link that was cut says nothing: a connection over it must not be waited for
+COMMON_OPTIONS: Options = [
+    # A cut link is silent, so pings must find out that a connection is dead.
+    ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    (
-        "grpc.http2.bdp_probe",
-        0,
-    ),  # else models fill every buffer of a slow link, and pings and heartbeats wait behind them
-    ("grpc.http2.lookahead_bytes", 2 * CHUNK),
+    # Without this, models fill all buffers of a slow link and heartbeats wait behind them.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2 * CHUNK_BYTES),
     ("grpc.max_metadata_size", 4_096),
     ("grpc.absolute_max_metadata_size", 8_192),
-    ("grpc.per_message_decompression", 0),  # a few bytes could become many
+    ("grpc.per_message_decompression", 0),  # against decompression bombs
 ]
-SERVER: Options = [
-    *COMMON,
+SERVER_OPTIONS: Options = [
+    *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a second node at the same address must fail
     ("grpc.max_concurrent_streams", 16),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
 ]
-CLIENT: Options = [
-    *COMMON,
-    ("grpc.max_receive_message_length", CHUNK_FRAME),
+CLIENT_OPTIONS: Options = [
+    *COMMON_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt may take
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # the time limit of one attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
 
 class GrpcTransport(BaseTransport):
+    """The transport of a node on a device."""
+
     def __init__(
         self,
         manifest: Manifest,
@@ -89,57 +93,60 @@ class GrpcTransport(BaseTransport):
         insecure_plaintext: bool = False,
         address: str | None = None,
     ) -> None:
-        """`address`: where to listen, if it is not where others call."""
+        """Load the bundle's credentials; listen at `address` if neighbours use another one."""
         super().__init__(manifest, name)
-        _refuse_contradiction(manifest, insecure_plaintext)
+        _check_security(manifest, insecure_plaintext)
         self.address = address or manifest.member(name).address
-        self.door = TlsContext(manifest, bundle, name) if manifest.secure else None
+        self.tls = TlsContext(manifest, bundle, name) if manifest.secure else None
         self._server: Any = None
-        self._channels: dict[str, tuple[str, Any]] = {}  # by neighbour, with the address
+        self._channels: dict[str, tuple[str, Any]] = {}  # the address and channel of a neighbour
 
-    # ---- what neighbours ask
+    # ---- calls from neighbours
 
     async def start(self, handler: Handler) -> None:
+        """Listen for calls of the neighbours."""
         self.handler = handler
-        longest = (
-            "grpc.max_receive_message_length",
-            2 * self.rules.message_bytes,
-        )  # twice: what is too long is rubbish, and counted
-        most = ("grpc.max_allowed_incoming_connections", _room_for_connections())
-        self._server = grpc.aio.server(
-            options=[*SERVER, longest, most], maximum_concurrent_rpcs=RPCS
-        )
+        # Twice the maximum, so that a message that is a little too long is counted as malformed.
+        max_message = ("grpc.max_receive_message_length", 2 * self.limits.message_bytes)
+        max_connections = ("grpc.max_allowed_incoming_connections", _max_connections())
+        options = [*SERVER_OPTIONS, max_message, max_connections]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_RPCS)
         handlers = {
-            kind: grpc.stream_stream_rpc_method_handler(self._handling(kind)) for kind in KINDS
+            method: grpc.stream_stream_rpc_method_handler(self._rpc_handler(method))
+            for method in get_args(RpcMethod)
         }
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
-        )
+        service = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        self._server.add_generic_rpc_handlers((service,))
         self._bind()
         await self._server.start()
 
     def _bind(self) -> None:
         try:
-            if self.door:
-                self._server.add_secure_port(self.address, self.door.server)
+            if self.tls:
+                self._server.add_secure_port(self.address, self.tls.server_credentials)
             else:
                 log.warning(
-                    "INSECURE: this node speaks plaintext; anybody can read, alter and send messages in any node's name"
+                    "insecure plaintext enabled, anyone can read, alter and forge messages: "
+                    "address=%s",
+                    self.address,
                 )
                 self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise NodeError(
-                f"The address '{self.address}' cannot be listened on: another process has it, or it is not of this machine; "
-                "stop the other one, or listen elsewhere."
+                f"address = '{self.address}': cannot listen there; expected a free port of this "
+                "machine. Stop the process that uses the port, or set --listen."
             ) from None
 
-    def _handling(self, kind: Kind) -> Any:
-        """All requests are streams to gRPC: so who calls is known before a byte of the request is read, or waited for."""
+    def _rpc_handler(self, method: RpcMethod) -> Any:
+        """Return gRPC's handler of a method.
 
-        async def handle(requests: AsyncIterator[bytes], context: Any) -> Frames:
+        Requests are streams, so that the caller is authenticated before its request is read.
+        """
+
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> FrameStream:
             try:
-                async with aclosing(self._handle(kind, requests, context)) as answer:
-                    async for frame in answer:
+                async with aclosing(self._handle(method, requests, context)) as frames:
+                    async for frame in frames:
                         yield frame
             except RejectedError as error:
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
@@ -148,80 +155,87 @@ class GrpcTransport(BaseTransport):
 
         return handle
 
-    async def _handle(self, kind: Kind, requests: AsyncIterator[bytes], context: Any) -> Frames:
-        early = b"" if self.door else await _first(requests)
-        sender = self._certified(context) if self.door else self._claimed(early, context)
-        with self.admitted(sender, kind):
-            async with aclosing(
-                self.serve(sender, kind, early or await _first(requests))
-            ) as answer:
-                async for frame in answer:
+    async def _handle(
+        self, method: RpcMethod, requests: AsyncIterator[bytes], context: Any
+    ) -> FrameStream:
+        if self.tls:
+            data, sender = None, self._authenticate(self.tls, context)
+        else:
+            data = await _read_request(requests)
+            sender = self._trust_claim(data, context)
+        with self.admit(sender, method):
+            data = await _read_request(requests) if data is None else data
+            async with aclosing(self.serve(sender, method, data)) as frames:
+                async for frame in frames:
                     yield frame
 
-    def _certified(self, context: Any) -> str:
-        assert self.door is not None
+    def _authenticate(self, tls: "TlsContext", context: Any) -> str:
         try:
-            return self.door.caller(context.auth_context()).name
+            return tls.authenticate(context.auth_context()).name
         except RejectedError as error:
             reason, _, sentence = str(error).partition(": ")
-            self.refuse(_host(context), reason, sentence)
+            self.reject(_caller_host(context), reason, sentence)
 
-    def _claimed(self, data: bytes, context: Any) -> str:
+    def _trust_claim(self, data: bytes, context: Any) -> str:
+        """Return the sender that a plaintext message names, if it is a neighbour."""
         try:
-            sender = claimed(self.rules, data)
+            sender = claimed_sender(self.limits, data)
         except InvalidMessageError as error:
-            self.refuse(_host(context), error.rule, str(error))
+            self.reject(_caller_host(context), error.rule, str(error))
         if sender not in self.manifest.member(self.name).neighbours:
-            self.refuse(
-                _host(context), "not a neighbour", f"'{sender}' and '{self.name}' have no link."
-            )
+            sentence = f"'{sender}' and '{self.name}' have no link."
+            self.reject(_caller_host(context), "not a neighbour", sentence)
         return sender
 
-    # ---- what the node asks
+    # ---- calls to neighbours
 
-    async def carry(self, neighbour: str, kind: Kind, data: bytes, limit: float) -> Frames:
-        call = self._channel(neighbour).unary_stream(f"/{SERVICE}/{kind}")(
-            data, timeout=limit, wait_for_ready=False
-        )
+    async def send(
+        self, neighbour: str, method: RpcMethod, data: bytes, timeout_seconds: float
+    ) -> FrameStream:
+        """Send an encoded message and yield the frames of the answer."""
+        rpc = self._channel(neighbour).unary_stream(f"/{SERVICE}/{method}")
+        call = rpc(data, timeout=timeout_seconds, wait_for_ready=False)
         try:
             async for frame in call:
                 yield frame
         except grpc.aio.AioRpcError as error:
-            raise _failure(neighbour, error) from None
+            raise _translate(neighbour, error) from None
         except asyncio.CancelledError:
+            # gRPC raises this for a call that the neighbour cancelled, too.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise UnreachableError(
-                f"'{neighbour}' has cancelled the call."
-            ) from None  # gRPC makes no difference between the two
+            raise UnreachableError(f"'{neighbour}' cancelled the call.") from None
         finally:
             call.cancel()
 
     def _channel(self, neighbour: str) -> Any:
-        """One for each neighbour, kept as long as it stays where it is."""
-        if self.door and self.door.is_revoked(neighbour):
-            raise RejectedError(f"'{neighbour}' is not called: its certificate is in revoked.crl.")
-        address = self._address(neighbour)
+        """Return the channel to a neighbour, which is kept while its address stays the same."""
+        if self.tls and self.tls.is_revoked(neighbour):
+            raise RejectedError(f"'{neighbour}' is not called: its certificate is revoked.")
+        address = self._address_of(neighbour)
         if neighbour not in self._channels or self._channels[neighbour][0] != address:
-            self._channels[neighbour] = (address, self._connected(neighbour, address))
+            self._channels[neighbour] = (address, self._open_channel(neighbour, address))
         return self._channels[neighbour][1]
 
-    def _connected(self, neighbour: str, address: str) -> Any:
-        if not self.door:
-            return grpc.aio.insecure_channel(address, options=CLIENT)
-        expected = ("grpc.ssl_target_name_override", host_name(self.manifest.network, neighbour))
-        return grpc.aio.secure_channel(address, self.door.channel, options=[*CLIENT, expected])
+    def _open_channel(self, neighbour: str, address: str) -> Any:
+        if not self.tls:
+            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        target = ("grpc.ssl_target_name_override", host_name(self.manifest.network, neighbour))
+        options = [*CLIENT_OPTIONS, target]
+        return grpc.aio.secure_channel(address, self.tls.channel_credentials, options=options)
 
-    def _address(self, neighbour: str) -> str:
-        met = self.door.met.get(neighbour) if self.door else None
-        return met.address if met else self.manifest.member(neighbour).address
+    def _address_of(self, neighbour: str) -> str:
+        known = self.tls.identities.get(neighbour) if self.tls else None
+        return known.address if known else self.manifest.member(neighbour).address
 
-    def client(self, neighbour: str) -> int:
-        met = self.door.met.get(neighbour) if self.door else None
-        return met.client if met else self.manifest.member(neighbour).client
+    def client_of(self, neighbour: str) -> int:
+        """Return the neighbour's client number."""
+        known = self.tls.identities.get(neighbour) if self.tls else None
+        return known.client if known else super().client_of(neighbour)
 
     async def stop(self) -> None:
+        """Close the channels and stop listening."""
         for _, channel in self._channels.values():
             await channel.close()
         self._channels.clear()
@@ -231,90 +245,99 @@ class GrpcTransport(BaseTransport):
 
 
 class TlsContext:
-    """Who may come in, and with what this node shows who it is."""
+    """The TLS credentials of a node, and the authentication of its callers."""
 
     def __init__(self, manifest: Manifest, bundle: Path, name: str) -> None:
         own = Credentials.load(bundle)
-        me = parse_identity(own.certificate)
-        if (me.network, me.name) != (manifest.network, name):
+        identity = parse_identity(own.certificate)
+        if (identity.network, identity.name) != (manifest.network, name):
             raise NodeError(
-                f"'{bundle}' is the bundle of the node '{me.name}', or of another network: expected that of '{name}'."
+                f"'{bundle}': the bundle of the node '{identity.name}' or of another network; "
+                f"expected the bundle of '{name}'. Copy the right bundle."
             )
-        self.gate, self.clock = CertificateVerifier(bundle, me), now
-        self.server = grpc.ssl_server_credentials(
+        self.verifier, self.clock = CertificateVerifier(bundle, identity), now
+        self.server_credentials = grpc.ssl_server_credentials(
             [(own.key, own.certificate)], own.ca, require_client_auth=True
         )
-        self.channel = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
-        self.met: dict[
-            str, NodeIdentity
-        ] = {}  # by name: what the certificate says is newer than the manifest
+        self.channel_credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+        # Identities from certificates, by name: they are newer than the manifest.
+        self.identities: dict[str, NodeIdentity] = {}
         self._serials = {member.name: member.serial for member in manifest.members}
-        self._checked: dict[bytes, NodeIdentity] = {}
+        self._verified: dict[bytes, NodeIdentity] = {}
 
-    def caller(self, context: dict[str, list[bytes]]) -> NodeIdentity:
-        """Raises RejectedError, with the reason first."""
-        version = bytes(context.get("ssl_tls_version", [b"?"])[0]).decode()
+    def authenticate(self, auth_context: dict[str, list[bytes]]) -> NodeIdentity:
+        """Return the caller's identity, or raise RejectedError with `reason: sentence`."""
+        version = bytes(auth_context.get("ssl_tls_version", [b"?"])[0]).decode()
         if version != "TLSv1.3":
-            raise RejectedError(f"old TLS: the connection is {version}, expected TLSv1.3.")
-        (certificate,) = context["x509_pem_cert"]
-        found = self._checked.get(certificate)
-        if found is None or self.gate.is_revoked(found.serial) or self.clock() > found.valid_until:
-            found = self.gate.verify(certificate)
-            if len(self._checked) >= CHECKED:
-                self._checked.clear()
-            self._checked[certificate] = found
-        self.met[found.name] = found
-        return found
+            raise RejectedError(f"old TLS: the connection uses {version}; expected TLSv1.3.")
+        (certificate,) = auth_context["x509_pem_cert"]
+        identity = self._verified.get(certificate)
+        if identity is None or self._is_outdated(identity):
+            identity = self.verifier.verify(certificate)
+            if len(self._verified) >= MAX_VERIFIED:
+                self._verified.clear()
+            self._verified[certificate] = identity
+        self.identities[identity.name] = identity
+        return identity
+
+    def _is_outdated(self, identity: NodeIdentity) -> bool:
+        return self.verifier.is_revoked(identity.serial) or self.clock() > identity.valid_until
 
     def is_revoked(self, name: str) -> bool:
-        serial = self.met[name].serial if name in self.met else self._serials.get(name)
-        return serial is not None and self.gate.is_revoked(serial)
+        """Return whether the node's certificate is revoked."""
+        known = self.identities.get(name)
+        serial = known.serial if known else self._serials.get(name)
+        return serial is not None and self.verifier.is_revoked(serial)
 
 
-def _refuse_contradiction(manifest: Manifest, insecure_plaintext: bool) -> None:
+def _check_security(manifest: Manifest, insecure_plaintext: bool) -> None:
     if insecure_plaintext and manifest.secure:
         raise ConfigError(
-            "--insecure-plaintext: this network was created secure, and stays so; leave the option out."
+            "--insecure-plaintext: this network was created with TLS; expected no such option. "
+            "Run the node without it."
         )
     if not manifest.secure and not insecure_plaintext:
         raise ConfigError(
-            "This network was created without encryption: run its nodes with --insecure-plaintext, or create it anew."
+            "secure = false: this network was created without TLS; expected the option "
+            "--insecure-plaintext. Run the node with it, or create the network again."
         )
 
 
-def _room_for_connections() -> int:
-    """As many as the system lets be raised to, and half of them for those who call: strangers must not take what files need."""
+def _max_connections() -> int:
+    """Raise the limit of open files, and return half of it, so that callers leave enough files."""
     try:
         import resource
     except ImportError:  # Windows sets no limit
-        return DESCRIPTORS // 2
+        return MAX_DESCRIPTORS // 2
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return max(1, wanted // 2)
 
 
-async def _first(requests: AsyncIterator[bytes]) -> bytes:
+async def _read_request(requests: AsyncIterator[bytes]) -> bytes:
     try:
-        async with asyncio.timeout(SILENCE):
+        async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
             return await anext(requests)
     except (StopAsyncIteration, TimeoutError):
-        raise RejectedError("the request did not come.") from None
+        raise RejectedError("the request did not arrive.") from None
 
 
-def _host(context: Any) -> str:
-    """Where a stranger calls from, without its port: so that a log can tell the same one."""
+def _caller_host(context: Any) -> str:
+    """Return a caller's host without its port, so that a log recognises the same caller."""
     return str(context.peer()).rpartition(":")[0]
 
 
-def _failure(neighbour: str, error: Any) -> TransportError:
-    sentence = (error.details() or error.code().name)[:SENTENCE].encode("unicode_escape").decode()
+def _translate(neighbour: str, error: Any) -> TransportError:
+    """Return the error of a call that gRPC reports, with the neighbour's text made safe to log."""
+    details = error.details() or error.code().name
+    sentence = details[:MAX_DETAIL_CHARS].encode("unicode_escape").decode()
     if error.code() == grpc.StatusCode.PERMISSION_DENIED:
         return RejectedError(sentence)
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return InvalidMessageError(
-            "size", f"'{neighbour}' sent a frame of more than {CHUNK_FRAME} bytes ({sentence})."
+            "size", f"a frame of more than {MAX_FRAME_BYTES} bytes from '{neighbour}' ({sentence})."
         )
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnreachableError(f"'{neighbour}' did not answer in time.")

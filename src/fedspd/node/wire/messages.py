@@ -1,9 +1,10 @@
-"""What peers say to one another, whoever carries it: the wire, or a dictionary in a test.
+"""The messages of peers, and the interfaces `Transport` and `Handler` between which they travel.
 
-A node tells its neighbours what it offers and wants (a few bytes); a neighbour that wants some of it fetches just that. So
-nothing large ever arrives that was not asked for, and a node's memory is bounded by what it asks.
+A node announces to its neighbours which models it offers and wants, in a few bytes. A neighbour
+fetches the models that it wants. No large message arrives unrequested, so a node's memory is
+bounded by its own requests.
 
-Shapes: K models offered, P numbers in a model.
+Shapes: K models offered, P parameters of a model.
 """
 
 from dataclasses import dataclass
@@ -14,77 +15,101 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Hello:
-    """Who is there, and how far. The agreement is the hash of all that peers must have in common."""
+    """A heartbeat: the sender is alive, and this is the round it works on."""
 
-    agreement: str
-    round: int  # the round that the node works on
-    address: str  # where it can be called
+    agreement: str  # the hash of everything that peers must have in common
+    round: int
+    address: str  # where neighbours reach the sender
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a node offers and wants in one exchange of one round: an Exchange without its models."""
+    """An `Exchange` of one round without its models: what a node offers and wants."""
 
     round: int
-    exchange: int  # a method may ask more than once in a round
+    exchange: int  # the index within the round: a method may exchange more than once
     clusters: tuple[int, ...]  # of the K models offered
-    weights: tuple[float, ...]  # the examples behind each
-    wants: tuple[int, ...]
+    weights: tuple[float, ...]  # the number of examples behind each model
+    wants: tuple[int, ...]  # clusters
     note: int
-    degree: int  # how many neighbours the node has
+    degree: int  # the number of the sender's neighbours
 
 
 @dataclass(frozen=True)
 class Request:
-    """The models of these clusters that were announced; exchange -1: what a newcomer may have."""
+    """A request for the announced models of some clusters.
+
+    With `exchange = JOINING` it asks for the models that a newcomer starts from.
+    """
 
     round: int
     exchange: int
     wants: tuple[int, ...]
-    size: int  # P of the models, which the one that asks knows: a whole model, or a few numbers
+    size: int  # P, which both sides know from the exchange
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The models that answer a request, in the order in which they were announced."""
+    """The models that answer a request, in the order of their announcement."""
 
     clusters: tuple[int, ...]
     model_KP: Tensor
 
 
-JOINING = -1  # the exchange of a newcomer's request
+JOINING = -1
 
 
 class Handler(Protocol):
-    """The node behind a transport. The sender is whoever the certificate names; it has been checked before.
+    """The node behind a transport, which answers its neighbours.
 
-    A RejectedError that it raises travels to the one that asked.
+    The transport has authenticated the sender. A RejectedError that a method raises is sent back.
     """
 
-    def hello(self, sender: str, said: Hello) -> Hello: ...
+    def handle_hello(self, sender: str, hello: Hello) -> Hello:
+        """Take note of the sender and return this node's own hello."""
+        ...
 
-    def announced(self, sender: str, announcement: Announcement) -> None: ...
+    def handle_announcement(self, sender: str, announcement: Announcement) -> None:
+        """Store the announcement until this node reaches the exchange."""
+        ...
 
-    def offered(self, sender: str, request: Request) -> Offer: ...
+    def handle_request(self, sender: str, request: Request) -> Offer:
+        """Return the requested models."""
+        ...
 
 
 class Transport(Protocol):
-    """Calls raise UnreachableError, RejectedError or MalformedError (core/errors.py); each has a time limit in seconds."""
+    """The connection of one node to its neighbours.
 
-    async def start(self, handler: Handler) -> None: ...
+    Calls raise UnreachableError, RejectedError or MalformedError (core/errors.py).
+    """
 
-    async def hello(self, neighbour: str, said: Hello, limit: float) -> Hello: ...
-
-    async def announce(self, neighbour: str, announcement: Announcement, limit: float) -> None: ...
-
-    async def fetch(self, neighbour: str, request: Request, limit: float) -> Offer: ...
-
-    async def stop(self) -> None: ...
-
-    def client(self, neighbour: str) -> int:
-        """The client number of a neighbour, by the manifest or its certificate."""
+    async def start(self, handler: Handler) -> None:
+        """Start to receive messages for the handler."""
         ...
 
-    def muted(self, neighbour: str) -> bool:
-        """Whether the neighbour has sent so much rubbish that it is not listened to for a while."""
+    async def stop(self) -> None:
+        """Stop receiving and close all connections."""
+        ...
+
+    async def hello(self, neighbour: str, hello: Hello, timeout_seconds: float) -> Hello:
+        """Send a heartbeat and return the neighbour's answer."""
+        ...
+
+    async def announce(
+        self, neighbour: str, announcement: Announcement, timeout_seconds: float
+    ) -> None:
+        """Send an announcement."""
+        ...
+
+    async def fetch(self, neighbour: str, request: Request, timeout_seconds: float) -> Offer:
+        """Return the models that the neighbour sends for the request."""
+        ...
+
+    def client_of(self, neighbour: str) -> int:
+        """Return the neighbour's client number from the manifest or its certificate."""
+        ...
+
+    def is_muted(self, neighbour: str) -> bool:
+        """Return whether the neighbour is muted because it sent malformed messages."""
         ...

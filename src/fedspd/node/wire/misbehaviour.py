@@ -1,4 +1,4 @@
-"""Who has sent too much rubbish to be listened to, and what was refused."""
+"""Mute neighbours that keep sending malformed messages, and count and log rejections."""
 
 import logging
 import time
@@ -7,80 +7,88 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 log = logging.getLogger("fedspd.node")
-QUIET = 10.0  # seconds between two log lines about the same
-REMEMBERED = 1000  # things that a log line was written about
+LOG_INTERVAL_SECONDS = 10.0  # between two log lines about the same sender and reason
+MAX_LOGGED = 1000  # senders and reasons that are remembered
+
+Clock = Callable[[], float]  # seconds
 
 
 @dataclass
 class Offences:
-    """Of one neighbour; times are seconds of the guard's clock."""
+    """The recent malformed messages and the last mute of one neighbour, in seconds of the clock."""
 
-    offences: deque[float] = field(default_factory=deque)
-    mute: float = 0.0  # how long the last one was
-    until: float = 0.0
+    times: deque[float] = field(default_factory=deque)
+    mute_seconds: float = 0.0
+    muted_until: float = 0.0
 
 
 class MisbehaviourTracker:
-    """Mutes a neighbour after `limit` pieces of rubbish within `window` seconds: for `mute` seconds, then twice as long, and so on."""
+    """Mutes a neighbour after `threshold` malformed messages within `window_seconds`.
+
+    The first mute lasts `mute_seconds`; each further one lasts twice as long as the one before.
+    """
 
     def __init__(
         self,
-        limit: int = 5,
-        window: float = 60.0,
-        mute: float = 60.0,
-        longest: float = 900.0,
-        clock: Callable[[], float] = time.monotonic,
+        threshold: int = 5,
+        window_seconds: float = 60.0,
+        mute_seconds: float = 60.0,
+        max_mute_seconds: float = 900.0,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self.limit, self.window, self.mute, self.longest, self.clock = (
-            limit,
-            window,
-            mute,
-            longest,
-            clock,
-        )
-        self.counts: Counter[str] = Counter()
-        self._conduct: dict[str, Offences] = {}
+        self.threshold, self.window_seconds = threshold, window_seconds
+        self.mute_seconds, self.max_mute_seconds = mute_seconds, max_mute_seconds
+        self.clock = clock
+        self.counts: Counter[str] = Counter()  # malformed messages by neighbour
+        self._offences: dict[str, Offences] = {}
 
-    def rubbish(self, name: str) -> None:
+    def record_malformed(self, name: str) -> None:
+        """Count a malformed message of a neighbour, and mute the neighbour at the threshold."""
         self.counts[name] += 1
-        conduct, now = self._conduct.setdefault(name, Offences()), self.clock()
-        conduct.offences.append(now)
-        while conduct.offences[0] <= now - self.window:
-            conduct.offences.popleft()
-        if len(conduct.offences) >= self.limit:
-            self._silence(name, conduct, now)
+        offences, now = self._offences.setdefault(name, Offences()), self.clock()
+        offences.times.append(now)
+        while offences.times[0] <= now - self.window_seconds:
+            offences.times.popleft()
+        if len(offences.times) >= self.threshold:
+            self._mute(name, offences, now)
 
-    def muted(self, name: str) -> bool:
-        return name in self._conduct and self.clock() < self._conduct[name].until
+    def is_muted(self, name: str) -> bool:
+        """Return whether the neighbour is muted now."""
+        return name in self._offences and self.clock() < self._offences[name].muted_until
 
-    def _silence(self, name: str, conduct: Offences, now: float) -> None:
-        behaved = now > conduct.until + self.longest
-        seconds = self.mute if behaved or not conduct.mute else min(2 * conduct.mute, self.longest)
-        conduct.offences.clear()
-        conduct.mute, conduct.until = seconds, now + seconds
+    def _mute(self, name: str, offences: Offences, now: float) -> None:
+        is_first = not offences.mute_seconds or now > offences.muted_until + self.max_mute_seconds
+        doubled = min(2 * offences.mute_seconds, self.max_mute_seconds)
+        offences.mute_seconds = self.mute_seconds if is_first else doubled
+        offences.muted_until = now + offences.mute_seconds
+        offences.times.clear()
         log.warning(
-            "%s is muted for %d seconds: it sent rubbish %d times in %d seconds",
+            "neighbour muted: node=%s seconds=%d malformed=%d window_seconds=%d",
             name,
-            seconds,
-            self.limit,
-            self.window,
+            offences.mute_seconds,
+            self.threshold,
+            self.window_seconds,
         )
 
 
 class RejectionLog:
-    """Counted by reason; in the log at most once in ten seconds for the same sender and reason."""
+    """Counts rejected calls and messages by reason.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    It logs the same sender and reason at most once in ten seconds, so that nobody floods the log.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
         self.counts: Counter[str] = Counter()
-        self._logged: dict[tuple[str, str], float] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}
 
-    def note(self, who: str, reason: str, sentence: str) -> None:
+    def record(self, sender: str, reason: str, sentence: str) -> None:
+        """Count a rejection, and log it unless the same was logged a moment ago."""
         self.counts[reason] += 1
-        now = self.clock()
-        if now - self._logged.get((who, reason), -QUIET) < QUIET:
+        now, last = self.clock(), self._logged_at.get((sender, reason))
+        if last is not None and now - last < LOG_INTERVAL_SECONDS:
             return
-        if len(self._logged) >= REMEMBERED:
-            self._logged.clear()
-        self._logged[who, reason] = now
-        log.warning("refused (%s) from %s: %s", reason, who, sentence)
+        if len(self._logged_at) >= MAX_LOGGED:
+            self._logged_at.clear()
+        self._logged_at[sender, reason] = now
+        log.warning('message rejected: node=%s reason="%s" detail="%s"', sender, reason, sentence)
