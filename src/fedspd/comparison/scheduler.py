@@ -1,9 +1,9 @@
-"""Many runs of one experiment: methods, seeds and a grid of values, side by side, resumable as a whole.
+"""The runs of a comparison, in turn or in parallel; a comparison that was stopped is resumed.
 
 OUT/
-  compare.json             what is compared
+  compare.json             the runs, the grid points and the reference method
   NAME/                    one run folder per method, seed and grid point
-  report.*, figures/       what fedspd.report makes of them
+  report.*, figures/       written by fedspd.report
 """
 
 from collections import deque
@@ -46,14 +46,12 @@ def run_all(
         if job.name in finished:
             notify(callbacks, _finished(job))
     waiting = [job for job in todo if job.name not in finished]
-    on_cpu = all(device_of(job.config).type == "cpu" for job in waiting)
-    at_once = (
-        max(1, min(workers, len(waiting))) if on_cpu else 1
-    )  # a fork cannot use a GPU that its parent has used
-    if at_once == 1:
+    is_on_cpu = all(device_of(job.config).type == "cpu" for job in waiting)
+    parallel = min(workers, len(waiting))
+    if parallel > 1 and is_on_cpu:
+        _run_in_parallel(waiting, folder, parallel, workers // parallel, callbacks)
+    else:  # a fork cannot use a GPU that its parent has used
         _run_in_turn(waiting, folder, workers, callbacks)
-    else:
-        _run_in_parallel(waiting, folder, at_once, workers // at_once, callbacks)
     return [folder / job.name for job in todo]
 
 
@@ -63,7 +61,7 @@ def _finished(job: Job) -> Json:
 
 
 def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
-    """A folder belongs to one comparison; the same one may be continued in it."""
+    """Make the folder that of this comparison, unless it is already."""
     content = {
         "runs": {job.name: config_hash(job.config) for job in todo},
         "points": {job.name: job.point for job in todo},
@@ -76,27 +74,27 @@ def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
                 "settings, or choose another folder."
             )
         return
-    if folder.exists() and not (folder.is_dir() and _vacant(folder)):
+    if folder.exists() and not (folder.is_dir() and _is_vacant(folder)):
         raise StorageError(
             f"'{folder}': not a comparison, and not empty; expected a new or an empty folder. "
             "Choose another folder."
         )
     for job in {(repr(job.point), job.config.seed): job for job in todo}.values():
-        with _named(job):
-            build_experiment(job.config)  # what can be refused is refused before there is a folder
+        with _errors_name(job):
+            build_experiment(job.config)  # refuses what cannot run before there is a folder
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).write("compare.json", content)
 
 
-def _vacant(folder: Path) -> bool:
-    """Empty, but for what a start that was cut short has left."""
+def _is_vacant(folder: Path) -> bool:
+    """Return whether the folder is empty, apart from the drafts of an interrupted start."""
     return all(path.name.startswith(".compare.json.draft-") for path in folder.iterdir())
 
 
 @contextmanager
-def _named(job: Job) -> Iterator[None]:
-    """An error says in which run it came up."""
+def _errors_name(job: Job) -> Iterator[None]:
+    """Let errors say in which run they occurred."""
     try:
         yield
     except FedspdError as error:
@@ -114,18 +112,23 @@ def _run_in_turn(
     waiting: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback]
 ) -> None:
     for job in waiting:
-        with _named(job):
+        with _errors_name(job):
             _run(job, folder / job.name, workers, lambda event: notify(callbacks, event))
 
 
 def _run_in_parallel(
-    waiting: Sequence[Job], folder: Path, at_once: int, workers: int, callbacks: Sequence[Callback]
+    waiting: Sequence[Job],
+    folder: Path,
+    parallel: int,
+    workers: int,
+    callbacks: Sequence[Callback],
 ) -> None:
+    """Run so many jobs at a time, with so many workers each."""
     queue = deque(waiting)
     running: RunningJobs = {}
     try:
         while queue or running:
-            while queue and len(running) < at_once:
+            while queue and len(running) < parallel:
                 _start(queue.popleft(), folder, workers, running)
             for connection in wait(list(running)):
                 assert isinstance(connection, Connection)
@@ -151,7 +154,7 @@ def _take(connection: Connection, running: RunningJobs, callbacks: Sequence[Call
 
 
 def _run_in_child(job: Job, folder: Path, workers: int, connection: Connection) -> None:
-    with _named(job):
+    with _errors_name(job):
         _run(job, folder, workers, connection.send)
 
 

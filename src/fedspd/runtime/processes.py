@@ -38,7 +38,7 @@ class Child:
 
     name          the subject of a sentence about the process
     hint          the sentence to add if it ends unexpectedly
-    has_children  whether `work` may start processes in turn; until it is closed, this one cannot exit
+    has_children  whether `work` may start processes; close such a child, or exit waits for it
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class Child:
             raise self._unexpected_end() from None
 
     def receive(self) -> Any:
-        """Return the next message, None once `work` has returned, or raise the error that ended it."""
+        """Return the next message, or None once `work` has returned.
+
+        An exception that ended `work`, and the end of the process itself, are raised as errors.
+        """
         wait([self.connection, self._process.sentinel])
         try:
             if not self.connection.poll():

@@ -1,0 +1,86 @@
+"""Forked children: what their parent receives from them, and how they end."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from fedspd.core.errors import ConfigError, WorkerError
+from fedspd.runtime.processes import Child
+
+
+def received(work: Callable[[Connection], None]) -> object:
+    with closing(Child("A test", work, hint="Try again.")) as child:
+        return child.receive()
+
+
+def test_child_sends_its_messages_and_none_at_the_end():
+    def echo(connection: Connection) -> None:
+        connection.send(2 * connection.recv())
+
+    with closing(Child("A test", echo)) as child:
+        child.send(21)
+        assert child.receive() == 42
+        assert child.receive() is None
+
+
+def test_child_has_one_torch_thread():
+    assert received(lambda connection: connection.send(torch.get_num_threads())) == 1
+
+
+def test_child_ignores_ctrl_c():
+    def interrupt(connection: Connection) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        connection.send("alive")
+
+    assert received(interrupt) == "alive"
+
+
+def test_error_of_a_child_is_raised_in_its_parent():
+    def refuse(connection: Connection) -> None:
+        raise ConfigError("rounds = 0: expected at least 1.")
+
+    with pytest.raises(ConfigError, match=r"^rounds = 0: expected at least 1\.$"):
+        received(refuse)
+
+
+def test_exception_of_a_child_arrives_with_its_traceback():
+    def fail(connection: Connection) -> None:
+        raise KeyError("missing")
+
+    with pytest.raises(WorkerError, match=r"(?s)^A test failed:\nTraceback .* in fail\n.*missing"):
+        received(fail)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(lambda _: sys.exit(3), 3), (lambda _: os.kill(os.getpid(), signal.SIGKILL), -9)],
+)
+def test_unexpected_end_of_a_child_becomes_one_sentence(end, code):
+    with pytest.raises(WorkerError) as caught:
+        received(end)
+    assert str(caught.value) == (
+        f"A test ended with exit code {code} (a negative code is the signal that killed it; "
+        "-9 often means that memory ran out). Try again."
+    )
+
+
+def test_message_to_a_child_that_was_killed_is_refused():
+    with closing(Child("A test", lambda _: os.kill(os.getpid(), signal.SIGKILL))) as child:
+        for exchange in (child.receive, lambda: child.send("hello")):
+            with pytest.raises(WorkerError, match=r"^A test ended with exit code -9 "):
+                exchange()
+
+
+def test_close_ends_a_child_in_the_middle_of_its_work():
+    child = Child("A test", lambda _: time.sleep(600))
+    started = time.monotonic()
+    child.close()
+    assert time.monotonic() - started < 60
+    assert child._process.exitcode == -signal.SIGTERM
