@@ -184,7 +184,7 @@ class ComparisonProgress(Callback):
         if event["round"] > event["rounds"]:
             self.finished.add(event["run"])
         elif self.task is None:  # only now: rounds done before say nothing about the speed
-            self.task = self.bar.add_task("", total=self.total)
+            self.task = self.bar.add_task("", total=self.total, completed=sum(self.done.values()))
         self._update()
 
     def on_round(self, event: Json) -> None:

@@ -56,7 +56,7 @@ class RunProgress(Callback):
     def on_start(self, event: Json) -> None:
         self.rounds, self.method = event["rounds"], event["method"]
         if self.task is None:
-            self.task = self.bar.add_task(self.method, total=self.rounds)
+            self.task = self.bar.add_task(self.method, total=self.rounds, note="")
         self._update(event)
         if self.live:
             self.bar.start()

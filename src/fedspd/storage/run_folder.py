@@ -158,6 +158,7 @@ class RunFolder:
                 draft.mkdir(parents=True)
                 yield draft
                 self._describe(draft, content)
+                sync(draft)
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(draft, final)
                 sync(final.parent)
