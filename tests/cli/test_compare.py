@@ -276,7 +276,7 @@ BAD = {
     ),
     "another method's option": (
         ["compare", "fedavg.lambda=3"],
-        "Unknown key 'fedavg.lambda': 'lambda' is an option of fedsoft, pfedme.",
+        "fedavg.lambda: unknown key; 'lambda' is an option of fedsoft, pfedme.",
     ),
     "no method": (["compare", "--methods", ","], "methods = []: expected at least one method."),
     "no config": (

@@ -97,7 +97,7 @@ def test_small_and_odd_networks(settings, capsys):
 
 
 BAD = {
-    "misspelt key": (["topolgy.degree=4"], "Unknown key 'topolgy': did you mean 'topology'?"),
+    "misspelt key": (["topolgy.degree=4"], "topolgy: unknown key; did you mean 'topology'?"),
     "wrong type": (["rounds=many"], 'rounds = "many": expected an integer.'),
     "p > 1": (
         ["topology.probability=1.5"],
@@ -149,7 +149,7 @@ BAD = {
         ["--tensorboard"],
         "TensorBoard needs the extra 'tensorboard', which is not installed: pip install 'fedspd[tensorboard]'.",
     ),
-    "no config": (["--", "nosuch=1"], "Unknown key 'nosuch'"),
+    "no config": (["--", "nosuch=1"], "nosuch: unknown key; "),
 }
 
 

@@ -152,7 +152,7 @@ def test_what_is_no_comparison(methods, seeds, grid, sentence):
 def test_an_option_of_other_methods_says_whose_it_is(key):
     with pytest.raises(ConfigError) as caught:
         base(f"{key}=3")
-    assert str(caught.value) == f"Unknown key '{key}': 'lambda' is an option of fedsoft, pfedme."
+    assert str(caught.value) == f"{key}: unknown key; 'lambda' is an option of fedsoft, pfedme."
 
 
 # ---- running them

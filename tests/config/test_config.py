@@ -1,39 +1,36 @@
-"""One validated tree of values: what it takes, what it refuses and how, and itself as text."""
+"""Configs: files and overrides, validation and its messages, and text."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspd.algorithms import METHODS
-from fedspd.config import as_dict, as_toml, config_hash, load, validate
+from fedspd.config import as_dict, as_toml, config_hash, load, split_arguments, validate
 from fedspd.core.errors import ConfigError
 
 
-def refusal(*overrides, tree=None):
+def rejection(*overrides, tree=None):
     with pytest.raises(ConfigError) as caught:
         load(overrides=overrides) if tree is None else validate(tree)
     return str(caught.value)
 
 
-# ---- what is taken
+# --- files and overrides
 
 
-def test_nothing_given_means_the_defaults():
+def test_load_without_arguments_returns_the_defaults():
     config = load()
     assert (config.method, config.clients, config.rounds, config.clusters) == ("fedspd", 20, 30, 2)
     assert config == validate({})
-    assert (
-        config.training.lr,
-        config.training.momentum,
-        config.training.batch,
-        config.training.decay,
-        config.training.decay_every,
-    ) == (0.05, 0.5, 50, 0.8, 5)
+    training = config.training
+    assert (training.lr, training.momentum, training.batch) == (0.05, 0.5, 50)
+    assert (training.decay, training.decay_every) == (0.8, 5)
 
 
-def test_a_file_and_values_on_top_of_it(tmp_path):
+def test_load_lets_overrides_take_precedence_over_the_file(tmp_path):
     path = tmp_path / "mnist.toml"
     path.write_text('rounds = 7\n[data]\nname = "digits"\n[topology]\ndegree = 4\n', "utf-8")
     config = load(
@@ -50,27 +47,48 @@ def test_a_file_and_values_on_top_of_it(tmp_path):
     assert (config.training.lr, config.model.small, config.data.name) == (0.001, True, "a=b.npz")
 
 
-def test_a_whole_number_stands_for_a_real_one_but_not_the_reverse():
+def test_load_accepts_an_integer_for_a_number_but_not_the_reverse():
     assert load(overrides=["topology.degree=6"]).topology.degree == 6
-    assert refusal("rounds=6.0") == "rounds = 6.0: expected an integer."
+    assert rejection("rounds=6.0") == "rounds = 6.0: expected an integer."
 
 
-def test_every_method_has_its_table():
+def test_config_has_a_table_for_every_method():
     config = as_dict(load())
     assert set(METHODS) <= set(config)
 
 
-# ---- what is refused
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], (None, [])),
+        (["mnist.toml"], (Path("mnist.toml"), [])),
+        (["rounds=3", "seed=1"], (None, ["rounds=3", "seed=1"])),
+        (["rounds=3", "mnist.toml", "seed=1"], (Path("mnist.toml"), ["rounds=3", "seed=1"])),
+    ],
+)
+def test_split_arguments_separates_the_config_file_from_overrides(arguments, expected):
+    assert split_arguments(arguments) == expected
+
+
+def test_split_arguments_rejects_a_second_config_file():
+    with pytest.raises(ConfigError) as caught:
+        split_arguments(["a.toml", "rounds=3", "b.toml"])
+    assert str(caught.value).startswith(
+        "'b.toml': neither an override nor the only config file, which is 'a.toml'; expected "
+    )
+
+
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "message"),
     [
-        ("clints=4", "Unknown key 'clints': did you mean 'clients'?"),
-        ("topology.degre=4", "Unknown key 'topology.degre': did you mean 'degree'?"),
-        ("fedspd.warmpu=4", "Unknown key 'fedspd.warmpu': did you mean 'warmup'?"),
-        ("training.learning=4", "Unknown key 'training.learning': expected one of: "),
-        ("topolgy.degree=4", "Unknown key 'topolgy': did you mean 'topology'?"),
+        ("clints=4", "clints: unknown key; did you mean 'clients'?"),
+        ("topology.degre=4", "topology.degre: unknown key; did you mean 'degree'?"),
+        ("fedspd.warmpu=4", "fedspd.warmpu: unknown key; did you mean 'warmup'?"),
+        ("training.learning=4", "training.learning: unknown key; expected one of: "),
+        ("topolgy.degree=4", "topolgy: unknown key; did you mean 'topology'?"),
         ("method=fedsdp", "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
         ("rounds=ten", 'rounds = "ten": expected an integer.'),
         ("rounds=true", "rounds = true: expected an integer."),
@@ -140,27 +158,28 @@ def test_every_method_has_its_table():
         ("model=mlp", 'model = "mlp": expected a table with the keys name, small, hidden.'),
     ],
 )
-def test_a_refusal_names_key_value_and_what_was_expected(override, sentence):
-    assert refusal(override).startswith(sentence)
+def test_error_names_key_value_and_expectation(override, message):
+    assert rejection(override).startswith(message)
 
 
-def test_a_value_in_the_place_of_a_table():
+def test_load_rejects_a_key_below_a_value():
     assert (
-        refusal("rounds=3", "rounds.x=3") == "rounds.x = 3: 'rounds' is a value; expected a table."
+        rejection("rounds=3", "rounds.x=3")
+        == "rounds.x = 3: 'rounds' is a value; expected a table."
     )
 
 
-def test_the_first_of_several_mistakes_and_how_many_more():
-    assert refusal("rounds=0", "seed=-1").endswith(". (1 more key is wrong.)")
-    assert refusal("rounds=0", "seed=-1", "clients=0").endswith(". (2 more keys are wrong.)")
+def test_error_counts_further_wrong_keys():
+    assert rejection("rounds=0", "seed=-1").endswith(". (1 more key is wrong.)")
+    assert rejection("rounds=0", "seed=-1", "clients=0").endswith(". (2 more keys are wrong.)")
 
 
-def test_a_tree_whose_keys_are_no_texts():
-    assert "Unknown key '1'" in refusal(tree={1: 2})
+def test_validate_rejects_keys_that_are_not_strings():
+    assert "1: unknown key; " in rejection(tree={1: 2})
 
 
 @pytest.mark.parametrize("content", [b"rounds = ", b"rounds = 3\nrounds = 4", b"\xff\xfe"])
-def test_a_file_that_is_no_toml_is_named(tmp_path, content):
+def test_load_names_a_file_that_is_not_toml(tmp_path, content):
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(
@@ -169,15 +188,15 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, content):
         load(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_load_names_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"^config = '.*none\.toml': no such file"):
         load(tmp_path / "none.toml")
 
 
-# ---- as text
+# --- text
 
 
-def test_the_resolved_config_repeats_itself(tmp_path):
+def test_config_as_toml_loads_as_the_same_config(tmp_path):
     config = load(
         overrides=[
             "rounds=3",
@@ -205,7 +224,7 @@ POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
     st.integers(min_value=0, max_value=2**80),
     st.none() | POSITIVE,
 )
-def test_any_config_survives_its_text(name, lr, seed, degree):
+def test_config_survives_toml(name, lr, seed, degree):
     config = validate(
         {
             "seed": seed,
@@ -217,9 +236,8 @@ def test_any_config_survives_its_text(name, lr, seed, degree):
     assert validate(tomllib.loads(as_toml(config))) == config
 
 
-def test_the_hash_follows_the_values_and_not_how_they_were_given():
+def test_config_hash_depends_on_values_and_not_on_their_spelling():
     assert config_hash(load(overrides=["rounds=30"])) == config_hash(load())
     assert config_hash(load(overrides=["rounds=31"])) != config_hash(load())
-    assert config_hash(load(overrides=["training.lr=1"])) == config_hash(
-        load(overrides=["training.lr=1.0"])
-    )
+    integer, number = load(overrides=["training.lr=1"]), load(overrides=["training.lr=1.0"])
+    assert config_hash(integer) == config_hash(number)

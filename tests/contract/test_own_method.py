@@ -100,8 +100,8 @@ def refusal(tree) -> str:
             {"method": "nowhere_at_all:X"},
             'method = "nowhere_at_all:X": expected a module that is installed or in the current folder',
         ),
-        (DITTO | {"options": {"pul": 1.0}}, "Unknown key 'options.pul': did you mean 'pull'?"),
-        (DITTO | {"options": {"clusters": 3}}, "Unknown key 'options.clusters': "),
+        (DITTO | {"options": {"pul": 1.0}}, "options.pul: unknown key; did you mean 'pull'?"),
+        (DITTO | {"options": {"clusters": 3}}, "options.clusters: unknown key; "),
         (DITTO | {"options": {"pull": "much"}}, 'options.pull = "much": expected a number.'),
         ({"method": "others:Whole"}, "options.mu: no value and no default; expected a value."),
         (

@@ -205,10 +205,8 @@ def test_get_dataset_continues_after_an_interruption(tmp_path, server):
 def test_get_dataset_discards_a_file_with_a_wrong_checksum(tmp_path, server, content):
     sources = mnist_source(server)
     server.files[IMAGES] = content
-    with pytest.raises(
-        DataError,
-        match=f"{IMAGES}: not the official file, its SHA-256 is .*; expected {MNIST_SHA256[IMAGES]}",
-    ):
+    problem = f"{IMAGES}: not the official file, its SHA-256 is .*; "
+    with pytest.raises(DataError, match=f"{problem}expected {MNIST_SHA256[IMAGES]}"):
         get_dataset("mnist", tmp_path, download_sources=sources)
     assert names_in(tmp_path) == []
 

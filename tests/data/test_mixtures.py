@@ -409,7 +409,7 @@ def test_federate_rejects_a_second_source_that_does_not_fit() -> None:
     grey, colour = zeros("grey", (1, 2, 2), np.uint8, 2), zeros("colour", (3, 2, 2), np.uint8, 2)
     table = zeros("table", (7,), np.float32, 2)
     pair = DataOptions(mixture="pair", examples=5)
-    with pytest.raises(DataError, match="'colour': its images have 3 channels; expected 1, as"):
+    with pytest.raises(DataError, match="'colour': its images have 3 channels; expected 1, since"):
         federate(grey, pair, 4, Key(0), second=colour)
     with pytest.raises(DataError, match="'table' has no images"):
         federate(grey, pair, 4, Key(0), second=table)

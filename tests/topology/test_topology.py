@@ -1,4 +1,4 @@
-"""Graphs of every kind, their link weights and their diagnostics, against networkx, enumeration and numbers by hand."""
+"""Graphs, mixing matrices and diagnostics, compared with networkx, enumeration and hand counts."""
 
 import itertools
 import math
@@ -26,7 +26,14 @@ from fedspd.topology import (
     graph_mixing_matrix,
     spectral_gap,
 )
-from fedspd.topology.pairs import absent, connected_choice, decode, encode, joining, pair_count
+from fedspd.topology.pairs import (
+    absent,
+    choose_connected,
+    connecting_edges,
+    decode,
+    encode,
+    pair_count,
+)
 
 DRAWN = ["er", "ba", "rgg"]
 BUILT = [kind for kind in KIND_OPTIONS if kind != "file"]
@@ -50,16 +57,16 @@ def as_networkx(graph: Graph) -> nx.Graph:
     return drawn
 
 
-# --- kinds
+# --- generators
 
 
 @given(kind=st.sampled_from(BUILT), clients=sizes, seed=seeds)
-def test_every_graph_is_symmetric_and_connected_and_everyone_hears_itself(kind, clients, seed):
+def test_graph_is_symmetric_connected_and_reflexive(kind, clients, seed):
     graph = graph_of(kind, clients, seed)
-    heard = {(i, j) for i in range(clients) for j in graph.closed(i).tolist()}
+    pairs = {(i, j) for i in range(clients) for j in graph.closed(i).tolist()}
     assert graph.clients == clients
-    assert heard == {(j, i) for i, j in heard}
-    assert all((i, i) in heard and i not in graph.neighbours(i) for i in range(clients))
+    assert pairs == {(j, i) for i, j in pairs}
+    assert all((i, i) in pairs and i not in graph.neighbours(i) for i in range(clients))
     assert nx.is_connected(as_networkx(graph))
 
 
@@ -69,7 +76,7 @@ def test_every_graph_is_symmetric_and_connected_and_everyone_hears_itself(kind, 
     seed=seeds,
     share=st.floats(0, 1),
 )
-def test_a_degree_is_met_to_the_edge(kind, clients, seed, share):
+def test_degree_determines_the_number_of_edges(kind, clients, seed, share):
     smallest, largest = 2 * (clients - 1) / clients, clients - 1
     degree = smallest + share * (largest - smallest)
     graph = graph_of(kind, clients, seed, degree=degree)
@@ -78,31 +85,31 @@ def test_a_degree_is_met_to_the_edge(kind, clients, seed, share):
 
 
 @given(clients=st.integers(2, 40), seed=seeds, share=st.floats(0, 1))
-def test_any_probability_that_can_connect_does(clients, seed, share):
+def test_probability_gives_a_connected_graph(clients, seed, share):
     graph = graph_of("er", clients, seed, probability=2 / clients + share * (1 - 2 / clients))
     assert clients - 1 <= len(graph.edges()) <= pair_count(clients)
     assert nx.is_connected(as_networkx(graph))
 
 
-def test_a_probability_gives_as_many_edges_as_it_says():
+def test_probability_gives_the_expected_number_of_edges():
     counts = [len(graph_of("er", 100, seed, probability=0.1).edges()) for seed in range(40)]
     assert np.mean(counts) == pytest.approx(495, abs=5 * math.sqrt(4950 * 0.1 * 0.9 / 40))
     assert len(set(counts)) > 1
 
 
 @given(clients=st.integers(2, 40), seed=seeds, radius=st.floats(0.001, 2))
-def test_any_radius_gives_a_connected_graph(clients, seed, radius):
+def test_radius_gives_a_connected_graph(clients, seed, radius):
     assert nx.is_connected(as_networkx(graph_of("rgg", clients, seed, radius=radius)))
 
 
-def test_a_larger_radius_keeps_the_links_and_adds_longer_ones():
+def test_larger_radius_keeps_links_and_adds_longer_ones():
     near, far = (edge_set(graph_of("rgg", 100, radius=radius)) for radius in (0.2, 0.3))
     assert near < far
     assert len(edge_set(graph_of("rgg", 30, radius=1.5))) == pair_count(30)
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_a_graph_follows_from_its_seed(kind):
+def test_graph_depends_on_the_seed_alone(kind):
     assert edge_set(graph_of(kind, 30, seed=5)) == edge_set(graph_of(kind, 30, seed=5))
     assert edge_set(graph_of(kind, 30, seed=5)) != edge_set(graph_of(kind, 30, seed=6))
 
@@ -110,7 +117,7 @@ def test_a_graph_follows_from_its_seed(kind):
 @pytest.mark.parametrize(
     ("kind", "clients", "degree"), [("er", 20, 6), ("rgg", 20, 6), ("ba", 200, 5.91), ("er", 4, 3)]
 )
-def test_the_usual_degree_is_6_or_everyone(kind, clients, degree):
+def test_degree_defaults_to_6_or_all_clients(kind, clients, degree):
     assert graph_of(kind, clients).degree.mean() == pytest.approx(degree)
 
 
@@ -120,37 +127,33 @@ def test_barabasi_albert_has_hubs():
     assert graph.degree.max() > 5 * graph.degree.mean()
 
 
-def test_small_graphs_by_hand():
+def test_ring_grid_and_complete_graph_have_the_expected_edges():
     assert edge_set(graph_of("ring", 4)) == {(0, 1), (1, 2), (2, 3), (0, 3)}
     assert edge_set(graph_of("grid", 6)) == {(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)}
     assert edge_set(graph_of("grid", 5)) == {(0, 1), (1, 2), (3, 4), (0, 3), (1, 4)}
     assert edge_set(graph_of("complete", 3)) == {(0, 1), (0, 2), (1, 2)}
 
 
-def test_a_star_is_everyone_through_a_server_by_examples():
+def test_star_is_a_complete_graph_with_a_server_and_example_weights():
     star, complete = graph_of("star", 5), graph_of("complete", 5)
-    assert (star.server, star.rule, complete.server, complete.rule) == (
-        True,
-        "examples",
-        False,
-        "uniform",
-    )
+    assert (star.server, star.rule) == (True, "examples")
+    assert (complete.server, complete.rule) == (False, "uniform")
     assert edge_set(star) == edge_set(complete)
     assert graph_of("star", 5, weights="uniform").rule == "uniform"
 
 
 @pytest.mark.parametrize("kind", BUILT)
-def test_one_client_is_alone_and_two_are_joined(kind):
+def test_one_client_has_no_neighbour_and_two_are_neighbours(kind):
     assert graph_of(kind, 1).closed(0).tolist() == [0]
     assert edge_set(graph_of(kind, 2)) == {(0, 1)}
 
 
-def test_a_lone_client_needs_no_degree():
+def test_degree_does_not_matter_for_one_client():
     assert graph_of("er", 1, degree=6).closed(0).tolist() == [0]
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_ten_thousand_clients_are_quick(kind):
+def test_graph_of_ten_thousand_clients_takes_seconds(kind):
     start = time.process_time()
     graph = graph_of(kind, 10_000)
     assert time.process_time() - start < 5
@@ -160,43 +163,40 @@ def test_ten_thousand_clients_are_quick(kind):
 # --- edges as numbers
 
 
+def as_pairs(clients: int, numbers: np.ndarray) -> list[tuple[int, int]]:
+    i, j = decode(clients, numbers)
+    return [*zip(i.tolist(), j.tolist(), strict=True)]
+
+
+def draw_edges(data: st.DataObject, clients: int, max_size: int | None = None) -> np.ndarray:
+    numbers = data.draw(st.sets(st.integers(0, pair_count(clients) - 1), max_size=max_size))
+    return np.array(sorted(numbers), dtype=np.int64)
+
+
 @given(clients=st.integers(2, 60), data=st.data())
-def test_numbers_and_pairs_are_one_to_one(clients, data):
-    assert [
-        *zip(*map(np.ndarray.tolist, decode(clients, np.arange(pair_count(clients)))), strict=True)
-    ] == [*itertools.combinations(range(clients), 2)]
-    present = np.array(
-        sorted(data.draw(st.sets(st.integers(0, pair_count(clients) - 1)))), dtype=np.int64
-    )
+def test_encode_and_decode_are_inverse(clients, data):
+    everything = np.arange(pair_count(clients))
+    assert as_pairs(clients, everything) == [*itertools.combinations(range(clients), 2)]
+    present = draw_edges(data, clients)
     i, j = decode(clients, present)
     assert encode(clients, j, i).tolist() == present.tolist()
-    others = np.setdiff1d(np.arange(pair_count(clients)), present)
+    others = np.setdiff1d(everything, present)
     assert absent(present, np.arange(len(others))).tolist() == others.tolist()
 
 
-def test_a_link_that_joins_takes_the_place_of_the_worst_that_can_be_spared():
-    best_first = np.concatenate(
-        [encode(4, np.array([i]), np.array([j])) for i, j in [(0, 1), (0, 2), (1, 2), (2, 3)]]
-    )
-    chosen = connected_choice(4, best_first, 3)
-    assert [*zip(*map(np.ndarray.tolist, decode(4, chosen)), strict=True)] == [
-        (0, 1),
-        (0, 2),
-        (2, 3),
-    ]
+def test_choose_connected_replaces_the_worst_edge_that_is_not_a_bridge():
+    best_first = [(0, 1), (0, 2), (1, 2), (2, 3)]
+    numbers = [encode(4, np.array([i]), np.array([j])) for i, j in best_first]
+    chosen = choose_connected(4, np.concatenate(numbers), 3)
+    assert as_pairs(4, chosen) == [(0, 1), (0, 2), (2, 3)]
 
 
 @given(clients=st.integers(2, 30), seed=seeds, data=st.data())
-def test_joining_adds_as_few_edges_as_possible(clients, seed, data):
-    some = np.array(
-        sorted(data.draw(st.sets(st.integers(0, pair_count(clients) - 1), max_size=clients))),
-        dtype=np.int64,
-    )
-    added = joining(clients, some, np.random.default_rng(seed))
-    before, after = (
-        nx.Graph([*zip(*decode(clients, number), strict=True)])
-        for number in (some, np.concatenate([some, added]))
-    )
+def test_connecting_edges_are_as_few_as_possible(clients, seed, data):
+    some = draw_edges(data, clients, max_size=clients)
+    added = connecting_edges(clients, some, np.random.default_rng(seed))
+    before = nx.Graph(as_pairs(clients, some))
+    after = nx.Graph(as_pairs(clients, np.concatenate([some, added])))
     before.add_nodes_from(range(clients))
     assert nx.number_connected_components(before) == len(added) + 1
     assert nx.is_connected(after)
@@ -211,7 +211,7 @@ def edge_file(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_file_is_read_with_comments_and_repeated_edges(tmp_path):
+def test_file_may_have_comments_and_repeated_edges(tmp_path):
     file = edge_file(tmp_path, "# a path\n0 1\n\n1 0  # again\n  2\t1\n")
     assert edge_set(graph_of("file", 3, file=file)) == {(0, 1), (1, 2)}
 
@@ -219,31 +219,31 @@ def test_a_file_is_read_with_comments_and_repeated_edges(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0 1\n1 x\n", "line 2: '1 x' is not an edge"),
-        ("0 1 2\n", "line 1: '0 1 2' is not an edge"),
-        ("0 -1\n", "line 1: '0 -1' is not an edge"),
+        ("0 1\n1 x\n", ":2: '1 x' is not an edge; expected two client ids"),
+        ("0 1 2\n", ":1: '0 1 2' is not an edge"),
+        ("0 -1\n", ":1: '0 -1' is not an edge"),
         (
             "0 1\n# three\n1 3\n",
-            "line 3: client 3 does not exist: with clients = 3 the ids are 0 to 2",
+            ":3: client 3 does not exist with clients = 3; expected ids from 0 to 2.",
         ),
-        ("1 1\n", "line 1: '1 1' joins client 1 to itself"),
-        ("0 1\n", "is not connected but in 2 parts (clients 0, 1; client 2)"),
+        ("1 1\n", ":1: '1 1' joins client 1 to itself"),
+        ("0 1\n", "2 components (clients 0, 1; client 2); expected a connected graph."),
     ],
 )
-def test_a_bad_file_is_refused_with_its_line(tmp_path, text, message):
+def test_file_with_an_error_is_rejected_with_its_line(tmp_path, text, message):
     file = edge_file(tmp_path, text)
-    with pytest.raises(TopologyError) as refusal:
+    with pytest.raises(TopologyError) as caught:
         graph_of("file", 3, file=file)
-    assert message in str(refusal.value)
-    assert file in str(refusal.value)
+    assert message in str(caught.value)
+    assert file in str(caught.value)
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(TopologyError, match=r"topology\.file = '.*none' cannot be read"):
+def test_missing_file_is_rejected(tmp_path):
+    with pytest.raises(TopologyError, match=r"topology\.file = '.*none': cannot be read"):
         graph_of("file", 3, file=str(tmp_path / "none"))
 
 
-# --- what is refused
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -294,30 +294,30 @@ def test_a_missing_file_is_refused(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(options, message):
-    with pytest.raises(TopologyError) as refusal:
+def test_build_topology_rejects_impossible_options(options, message):
+    with pytest.raises(TopologyError) as caught:
         build_topology(TopologyOptions(**options), 20, KEY)
-    assert str(refusal.value).startswith(message)
+    assert str(caught.value).startswith(message)
 
 
 @given(clients=st.integers(2, 3000), name=st.sampled_from(["degree", "probability"]))
 @settings(max_examples=30)
-def test_the_smallest_value_that_a_refusal_names_is_accepted(clients, name):
-    with pytest.raises(TopologyError) as refusal:
+def test_smallest_value_that_an_error_names_is_accepted(clients, name):
+    with pytest.raises(TopologyError) as caught:
         graph_of("er", clients, **{name: 0.0001})
-    least = float(str(refusal.value).rpartition(" ")[2].removesuffix("."))
-    assert nx.is_connected(as_networkx(graph_of("er", clients, **{name: least})))
+    smallest = float(str(caught.value).rpartition(" ")[2].removesuffix("."))
+    assert nx.is_connected(as_networkx(graph_of("er", clients, **{name: smallest})))
 
 
-def test_no_clients_are_refused():
+def test_build_topology_rejects_a_network_without_clients():
     with pytest.raises(TopologyError, match="clients = 0: too few; expected at least 1"):
         build_topology(TopologyOptions(), 0, KEY)
 
 
-# --- graphs that change
+# --- dynamic graphs
 
 
-def test_a_static_topology_is_one_graph():
+def test_static_topology_has_one_graph():
     topology = build_topology(TopologyOptions(), 20, KEY)
     assert topology.at(1) is topology.at(17)
     assert (topology.kind, topology.clients, topology.options) == ("er", 20, TopologyOptions())
@@ -328,54 +328,50 @@ def test_a_static_topology_is_one_graph():
     seed=seeds,
     kind=st.sampled_from(["er", "ring", "complete"]),
 )
-def test_any_order_of_rounds_gives_the_same_graphs(visits, seed, kind):
+def test_graphs_do_not_depend_on_the_order_of_rounds(visits, seed, kind):
     options = TopologyOptions(kind=kind, remove=0.2)
-    in_order, by_chance = (
-        build_topology(options, 15, Key(seed)),
-        build_topology(options, 15, Key(seed)),
-    )
+    in_order, in_any_order = (build_topology(options, 15, Key(seed)) for _ in range(2))
     expected = [edge_set(in_order.at(round)) for round in range(1, 13)]
-    assert [edge_set(by_chance.at(round)) for round in visits] == [
-        expected[round - 1] for round in visits
-    ]
+    for round in visits:
+        assert edge_set(in_any_order.at(round)) == expected[round - 1]
 
 
-def test_the_first_round_is_the_static_graph_and_a_key_of_any_round_gives_it():
-    static, dynamic = (
-        build_topology(TopologyOptions(), 20, KEY),
-        build_topology(TopologyOptions(remove=0.5), 20, KEY.at(9)),
-    )
+def test_dynamic_topology_starts_with_the_static_graph():
+    static = build_topology(TopologyOptions(), 20, KEY)
+    dynamic = build_topology(TopologyOptions(remove=0.5), 20, KEY.at(9))
     assert edge_set(static.at(1)) == edge_set(dynamic.at(1)) != edge_set(dynamic.at(2))
 
 
 @pytest.mark.parametrize("remove", [0.05, 0.5])
-def test_edges_go_as_asked_and_the_average_degree_stays(remove):
+def test_remove_is_the_rate_of_removed_edges_and_the_average_degree_stays(remove):
     topology = build_topology(TopologyOptions(degree=6, remove=remove), 50, KEY)
     rounds = [edge_set(topology.at(round)) for round in range(1, 202)]
-    gone = [len(now - after) / len(now) for now, after in itertools.pairwise(rounds)]
-    assert np.mean(gone) == pytest.approx(remove, rel=0.1)
+    removed = [len(now - after) / len(now) for now, after in itertools.pairwise(rounds)]
+    assert np.mean(removed) == pytest.approx(remove, rel=0.1)
     assert np.mean([len(edges) for edges in rounds]) == pytest.approx(150, rel=0.1)
 
 
-def test_if_every_edge_goes_all_are_new():
+def test_remove_1_replaces_all_edges():
     topology = build_topology(TopologyOptions(degree=6, remove=1.0), 50, KEY)
     assert edge_set(topology.at(1)).isdisjoint(edge_set(topology.at(2)))
 
 
-def test_a_change_of_ten_thousand_clients_is_quick():
+def test_dynamic_graph_of_ten_thousand_clients_takes_seconds():
     topology = build_topology(TopologyOptions(degree=6, remove=0.1), 10_000, KEY)
     start = time.process_time()
     assert len(topology.at(11).edges()) == pytest.approx(30_000, rel=0.05)
     assert time.process_time() - start < 5
 
 
-# --- link weights
+# --- mixing matrix
 
 
 @given(
     kind=st.sampled_from(BUILT), clients=st.integers(1, 20), seed=seeds, rule=rules, data=st.data()
 )
-def test_rows_sum_to_one_and_who_did_not_choose_keeps_what_it_has(kind, clients, seed, rule, data):
+def test_mixing_matrix_rows_sum_to_one_and_inactive_clients_keep_their_models(
+    kind, clients, seed, rule, data
+):
     active = np.array(data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients)))
     counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=clients, max_size=clients)))
     matrix = graph_mixing_matrix(
@@ -388,7 +384,7 @@ def test_rows_sum_to_one_and_who_did_not_choose_keeps_what_it_has(kind, clients,
 
 
 @given(kind=st.sampled_from(BUILT), clients=st.integers(1, 20), seed=seeds, data=st.data())
-def test_metropolis_is_symmetric_and_keeps_the_mean(kind, clients, seed, data):
+def test_metropolis_matrix_is_symmetric_and_keeps_the_mean(kind, clients, seed, data):
     active = np.array(data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients)))
     matrix = graph_mixing_matrix(
         graph_of(kind, clients, seed, weights="metropolis"), active
@@ -400,54 +396,40 @@ def test_metropolis_is_symmetric_and_keeps_the_mean(kind, clients, seed, data):
 
 
 @given(clients=st.integers(1, 12), seed=seeds, rule=rules, data=st.data())
-def test_an_exchange_applies_this_matrix(clients, seed, rule, data):
+def test_exchange_applies_the_mixing_matrix(clients, seed, rule, data):
     active = np.array(data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients)))
     counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=clients, max_size=clients)))
     graph = graph_of("er", clients, seed, weights=rule)
     chosen_CK = torch.from_numpy(~active).long()[:, None]
     unit_N1N = torch.eye(clients, dtype=torch.float64)[:, None]
     offers = Exchange(chosen_CK, unit_N1N, torch.from_numpy(counts)[:, None], chosen_CK)
-    applied_NN = (
-        Neighbourhood.of(graph, range(clients), offers)
-        .mean(torch.zeros_like(chosen_CK))
-        .model_CMP[:, 0]
-        .numpy()
-    )
+    neighbourhood = Neighbourhood.of(graph, range(clients), offers)
+    applied_NN = neighbourhood.mean(torch.zeros_like(chosen_CK)).model_CMP[:, 0].numpy()
     np.testing.assert_allclose(
         graph_mixing_matrix(graph, active, counts).toarray()[active], applied_NN[active], atol=1e-15
     )
 
 
-def test_a_path_of_three_by_hand():
-    path = [(0, 1), (1, 2)]
-    uniform, metropolis, examples = (
-        Graph.from_edges(3, path, rule) for rule in ("uniform", "metropolis", "examples")
-    )
+def test_mixing_matrix_of_a_path_has_the_expected_weights():
+    def matrix(rule, **arguments):
+        graph = Graph.from_edges(3, [(0, 1), (1, 2)], rule)
+        return graph_mixing_matrix(graph, **arguments).toarray()
+
     third, half = 1 / 3, 1 / 2
-    np.testing.assert_allclose(
-        graph_mixing_matrix(uniform).toarray(),
-        [[half, half, 0], [third, third, third], [0, half, half]],
-    )
-    np.testing.assert_allclose(
-        graph_mixing_matrix(metropolis).toarray(),
-        [[2 / 3, third, 0], [third, third, third], [0, third, 2 / 3]],
-    )
+    uniform = [[half, half, 0], [third, third, third], [0, half, half]]
+    metropolis = [[2 / 3, third, 0], [third, third, third], [0, third, 2 / 3]]
+    examples = [[1 / 4, 3 / 4, 0], [1 / 8, 3 / 8, 4 / 8], [0, 3 / 7, 4 / 7]]
+    np.testing.assert_allclose(matrix("uniform"), uniform)
+    np.testing.assert_allclose(matrix("metropolis"), metropolis)
+    np.testing.assert_allclose(matrix("examples", examples=np.array([1, 3, 4])), examples)
     last_two = np.array([False, True, True])
-    np.testing.assert_allclose(
-        graph_mixing_matrix(uniform, last_two).toarray(),
-        [[1, 0, 0], [0, half, half], [0, half, half]],
-    )
-    np.testing.assert_allclose(
-        graph_mixing_matrix(metropolis, last_two).toarray(),
-        [[1, 0, 0], [0, 2 / 3, third], [0, third, 2 / 3]],
-    )
-    by_count = graph_mixing_matrix(examples, examples=np.array([1, 3, 4])).toarray()
-    np.testing.assert_allclose(
-        by_count, [[1 / 4, 3 / 4, 0], [1 / 8, 3 / 8, 4 / 8], [0, 3 / 7, 4 / 7]]
-    )
+    uniform = [[1, 0, 0], [0, half, half], [0, half, half]]
+    metropolis = [[1, 0, 0], [0, 2 / 3, third], [0, third, 2 / 3]]
+    np.testing.assert_allclose(matrix("uniform", active=last_two), uniform)
+    np.testing.assert_allclose(matrix("metropolis", active=last_two), metropolis)
 
 
-def test_a_matrix_leaves_the_graph_as_it_is():
+def test_changing_a_mixing_matrix_does_not_change_the_graph():
     graph = graph_of("er", 20)
     before = graph.member.copy()
     graph_mixing_matrix(graph, np.arange(20) % 2 == 0).setdiag(0)
@@ -458,7 +440,7 @@ def test_a_matrix_leaves_the_graph_as_it_is():
 
 
 def rate_by_enumeration(graph: Graph, clusters: int) -> float:
-    """p from every set of active clients, weighted by its probability."""
+    """Return p from every set of active clients, weighted by its probability."""
     n, chosen = graph.clients, 1 / clusters
     expected = np.zeros((n, n))
     for active in itertools.product([False, True], repeat=n):
@@ -473,7 +455,7 @@ def rate_by_enumeration(graph: Graph, clusters: int) -> float:
 @pytest.mark.parametrize(
     "options", [{"kind": "ba", "degree": 4}, {"kind": "er", "degree": 3}, {"kind": "ring"}]
 )
-def test_the_consensus_rate_is_the_expectation_over_all_active_sets(options, clusters, weights):
+def test_consensus_rate_is_the_expectation_over_all_active_sets(options, clusters, weights):
     graph = graph_of(clients=7, weights=weights, **options)
     assert consensus_rate(graph, clusters, KEY) == pytest.approx(
         rate_by_enumeration(graph, clusters), abs=1e-12
@@ -481,22 +463,21 @@ def test_the_consensus_rate_is_the_expectation_over_all_active_sets(options, clu
 
 
 @pytest.mark.parametrize("weights", ["uniform", "metropolis"])
-def test_consensus_rates_by_hand(weights):
+def test_consensus_rate_has_the_expected_values(weights):
     pair, all_five, ring = (
         graph_of(kind, n, weights=weights)
         for kind, n in [("ring", 2), ("complete", 5), ("ring", 4)]
     )
     assert consensus_rate(pair, 1, KEY) == pytest.approx(1)
-    assert consensus_rate(pair, 2, KEY) == pytest.approx(
-        1 / 4
-    )  # both chose the cluster, else nothing happens
+    # Only if both chose the cluster, with probability 1/4, they exchange models.
+    assert consensus_rate(pair, 2, KEY) == pytest.approx(1 / 4)
     assert consensus_rate(all_five, 1, KEY) == pytest.approx(1)
     assert consensus_rate(ring, 1, KEY) == pytest.approx(8 / 9)  # eigenvalues 1, 1/3, 1/3, -1/3
     assert spectral_gap(ring, KEY) == pytest.approx(2 / 3)
     assert spectral_gap(all_five, KEY) == pytest.approx(1)
 
 
-def test_many_clients_have_the_eigenvalues_of_a_ring():
+def test_diagnostics_of_many_clients_have_the_eigenvalues_of_a_ring():
     ring = graph_of("ring", 600, weights="metropolis")
     second = 1 - 2 / 3 * (1 - math.cos(2 * math.pi / 600))
     assert spectral_gap(ring, KEY) == pytest.approx(1 - second, rel=1e-3)
@@ -505,7 +486,7 @@ def test_many_clients_have_the_eigenvalues_of_a_ring():
 
 @given(kind=st.sampled_from(DRAWN), clients=st.integers(1, 30), seed=seeds)
 @settings(max_examples=30)
-def test_the_gap_is_that_of_the_matrix_and_the_diameter_that_of_networkx(kind, clients, seed):
+def test_spectral_gap_is_that_of_the_matrix_and_diameter_that_of_networkx(kind, clients, seed):
     graph = graph_of(kind, clients, seed)
     moduli = np.sort(np.abs(np.linalg.eigvals(graph_mixing_matrix(graph).toarray())))
     assert spectral_gap(graph, KEY) == pytest.approx(
@@ -514,13 +495,13 @@ def test_the_gap_is_that_of_the_matrix_and_the_diameter_that_of_networkx(kind, c
     assert diameter(graph) == (nx.diameter(as_networkx(graph)), True)
 
 
-def test_diameters_by_hand():
+def test_diameter_has_the_expected_values():
     assert diameter(graph_of("ring", 130)) == (65, True)
     assert diameter(graph_of("grid", 9)) == (4, True)
     assert diameter(graph_of("ring", 2001)) == (1000, False)
 
 
-def test_a_hub_takes_clients_apart_with_uniform_weights_and_it_is_said(tmp_path):
+def test_describe_notes_that_uniform_weights_around_a_hub_lead_clients_apart(tmp_path):
     file = edge_file(tmp_path, "".join(f"0 {leaf}\n" for leaf in range(1, 10)))
     uniform, metropolis = (
         describe(
@@ -538,7 +519,7 @@ def test_a_hub_takes_clients_apart_with_uniform_weights_and_it_is_said(tmp_path)
     assert metropolis["notes"] == []
 
 
-def test_describe_says_what_a_graph_is_like():
+def test_describe_returns_the_properties_of_a_graph():
     facts = describe(
         build_topology(TopologyOptions(kind="ring", weights="metropolis", remove=0.1), 4, KEY),
         KEY,
@@ -561,31 +542,27 @@ def test_describe_says_what_a_graph_is_like():
     }
 
 
-def test_describe_names_the_true_degree_and_what_is_not_known():
+def test_describe_notes_another_degree_and_unknown_examples():
     assert describe(build_topology(TopologyOptions(kind="ba", degree=5), 20, KEY), KEY)[
         "notes"
-    ] == ["the average degree is 3.6, where 5 was asked"]
+    ] == ["the average degree is 3.6 instead of 5"]
     assert describe(build_topology(TopologyOptions(kind="star"), 5, KEY), KEY)["notes"] == [
-        "every client counts alike here, as its examples are not known"
+        "all clients have the same weight here, since their examples are not known"
     ]
 
 
-def test_one_client_agrees_with_itself():
+def test_describe_returns_full_consensus_for_one_client():
     facts = describe(build_topology(TopologyOptions(), 1, KEY), KEY)
-    assert (facts["edges"], facts["diameter"], facts["spectral_gap"], facts["consensus_rate"]) == (
-        0,
-        0,
-        1,
-        1,
-    )
+    assert (facts["edges"], facts["diameter"]) == (0, 0)
+    assert (facts["spectral_gap"], facts["consensus_rate"]) == (1, 1)
 
 
-# --- everyone hears everyone
+# --- complete graphs
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis"])
 @pytest.mark.parametrize("clients", [1, 2, 7])
-def test_what_is_said_of_a_complete_graph_is_what_its_list_of_edges_says(rule, clients):
+def test_complete_graph_has_the_diagnostics_of_its_list_of_edges(rule, clients):
     listed = Graph.from_edges(clients, [(i, j) for i in range(clients) for j in range(i)], rule)
     complete = Graph.complete(clients, rule)
     assert diameter(complete) == diameter(listed)
@@ -596,7 +573,7 @@ def test_what_is_said_of_a_complete_graph_is_what_its_list_of_edges_says(rule, c
 
 
 @pytest.mark.parametrize("kind", ["star", "complete"])
-def test_everyone_hears_everyone_without_a_list(kind):
+def test_complete_graph_needs_no_list_of_edges(kind):
     """100,000 clients would have five billion edges."""
     topology = build_topology(TopologyOptions(kind=kind), 100_000, KEY)
     assert topology.at(1).is_complete
@@ -604,7 +581,7 @@ def test_everyone_hears_everyone_without_a_list(kind):
     assert describe(topology, KEY)["edges"] == 99_999 * 50_000
 
 
-def test_a_complete_graph_may_lose_edges():
+def test_complete_graph_may_be_dynamic():
     topology = build_topology(TopologyOptions(kind="complete", remove=0.5), 12, KEY)
     assert topology.at(1).is_complete
     assert 0 < len(topology.at(2).edges()) < pair_count(12)
@@ -614,13 +591,13 @@ def test_a_complete_graph_may_lose_edges():
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
-def test_a_robust_mean_is_described_as_uniform_weights_and_says_so(rule):
+def test_describe_notes_that_robust_rules_are_treated_as_uniform(rule):
     facts, plain = (
         describe(build_topology(TopologyOptions(kind="ring", weights=w), 8, KEY), KEY)
         for w in (rule, "uniform")
     )
     assert facts["spectral_gap"] == plain["spectral_gap"]
     assert facts["notes"] == [
-        f"{rule} is no matrix: spectral gap and p are those of uniform weights",
+        f"{rule} is not linear: spectral gap and p are those of uniform weights",
         *plain["notes"],
     ]

@@ -28,7 +28,7 @@ def error_message(error: ValidationError, table: type[Options], prefix: Location
     rest = f" ({more} more {'key is' if more == 1 else 'keys are'} wrong.)" if more else ""
     match first["type"]:
         case "extra_forbidden" | "invalid_key":
-            return f"Unknown key '{key}': {_known_keys(first['loc'], table)}{rest}"
+            return f"{key}: unknown key; {_known_keys(first['loc'], table)}{rest}"
         case "missing":
             return f"{key}: no value and no default; expected a value.{rest}"
         case "literal_error":

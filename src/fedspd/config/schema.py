@@ -48,7 +48,7 @@ def _with_method_tables(config: type[Config]) -> type[Config]:
 
 
 class CustomMethodOptions(Options):
-    """The options of a custom method, `method = "module:Class"`: its keys are that class's fields."""
+    """The options of a custom method, `method = "module:Class"`: the fields of that class."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -202,7 +202,8 @@ def _check_pair_of_images(sources: Sequence[Source]) -> None:
             )
     first, second = (source.shape[0] for source in sources)
     if second not in (1, first):
+        expected = "1" if first == 1 else f"1 or {first}"
         raise DataError(
-            f"data.second = '{sources[1].name}': its images have {second} channels; "
-            f"expected {'1' if first == 1 else f'1 or {first}'}, as '{sources[0].name}' has {first}."
+            f"data.second = '{sources[1].name}': its images have {second} channels; expected "
+            f"{expected}, since '{sources[0].name}' has {first}."
         )

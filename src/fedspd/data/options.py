@@ -14,7 +14,7 @@ ShareRule = Literal["uniform", "steps"]
 MIXTURES: dict[MixtureName, str] = {
     "rotation": "two distributions, images as they are and images rotated by 90 degrees",
     "parity": "two distributions, even labels and odd labels",
-    "rotation+parity": "four distributions, even or odd labels, each plain or rotated by 90 degrees",
+    "rotation+parity": "four distributions, even and odd labels, each plain and rotated",
     "permutation": "two or more distributions, true labels and permuted labels",
     "pair": "two distributions, this dataset and `data.second`, whose images are converted to the "
     "size and channels of the first",

@@ -1,4 +1,7 @@
-"""The two CNNs of the FedSPD paper (Lin et al., UAI 2025, appendix "Experiment details"). Output: [n, outputs]."""
+"""The two CNNs of the FedSPD paper (Lin et al., UAI 2025, appendix "Experiment details").
+
+The output is [n, outputs].
+"""
 
 from torch import nn
 
@@ -7,10 +10,10 @@ from fedspd.models.dropout import Dropout
 
 
 class PaperCNN(nn.Sequential):
-    """For MNIST and EMNIST."""
+    """The paper's CNN for MNIST and EMNIST."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
-        channels, height, width = shapes.image(shape, "cnn", smallest=4)
+        channels, height, width = shapes.image_shape(shape, "cnn", smallest=4)
         super().__init__(
             *(nn.Conv2d(channels, 10, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
             *(nn.Conv2d(10, 20, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
@@ -21,28 +24,14 @@ class PaperCNN(nn.Sequential):
 
 
 class CifarCNN(nn.Sequential):
-    """For CIFAR; small: a quarter of the channels and of the dense widths."""
+    """The paper's CNN for CIFAR; small: a quarter of the channels and of the dense widths."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int, small: bool = False) -> None:
-        channels, height, width = shapes.image(shape, "cifar-cnn", smallest=4)
+        channels, height, width = shapes.image_shape(shape, "cifar-cnn", smallest=4)
         low, high, wide, narrow = (32, 64, 256, 128) if small else (128, 256, 1024, 512)
         super().__init__(
-            *(
-                *_conv(channels, low, 5),
-                nn.ReLU(),
-                *_conv(low, low, 5),
-                nn.MaxPool2d(2),
-                nn.ReLU(),
-                Dropout(0.25),
-            ),
-            *(
-                *_conv(low, high, 3),
-                nn.ReLU(),
-                *_conv(high, high, 3),
-                nn.MaxPool2d(2),
-                nn.ReLU(),
-                Dropout(0.25),
-            ),
+            *_stage(channels, low, 5),
+            *_stage(low, high, 3),
             nn.Flatten(),
             *(*_dense(high * (height // 4) * (width // 4), wide), Dropout(0.5)),
             *(*_dense(wide, narrow), Dropout(0.5)),
@@ -50,14 +39,18 @@ class CifarCNN(nn.Sequential):
         )
 
 
-# ReLU after pooling is ReLU before pooling, to the bit, on a quarter of the numbers.
-# No bias before BatchNorm: it would be subtracted again, so it would be sent but never learn.
+# ReLU after pooling equals ReLU before pooling, bit for bit, on a quarter of the values.
+# There is no bias before BatchNorm, which would subtract it: it would be sent but never learn.
+
+
+def _stage(inputs: int, outputs: int, kernel: int) -> tuple[nn.Module, ...]:
+    first, second = _conv(inputs, outputs, kernel), _conv(outputs, outputs, kernel)
+    return *first, nn.ReLU(), *second, nn.MaxPool2d(2), nn.ReLU(), Dropout(0.25)
 
 
 def _conv(inputs: int, outputs: int, kernel: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(
-        outputs
-    )
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+    return convolution, nn.BatchNorm2d(outputs)
 
 
 def _dense(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -1,4 +1,4 @@
-"""Models for examples of any shape, which they read as one row of numbers. Output: [n, outputs]."""
+"""Models for examples of any shape, which they flatten. The output is [n, outputs]."""
 
 from torch import nn
 
@@ -6,17 +6,19 @@ from fedspd.models import shapes
 
 
 class Linear(nn.Sequential):
+    """One dense layer."""
+
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(shapes.features(shape, "linear"), outputs))
+        super().__init__(nn.Flatten(), nn.Linear(shapes.feature_count(shape, "linear"), outputs))
 
 
 class MLP(nn.Sequential):
-    """One hidden layer."""
+    """A multilayer perceptron with one hidden layer."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int, hidden: int = 64) -> None:
         super().__init__(
             nn.Flatten(),
-            nn.Linear(shapes.features(shape, "mlp"), hidden),
+            nn.Linear(shapes.feature_count(shape, "mlp"), hidden),
             nn.ReLU(),
             nn.Linear(hidden, outputs),
         )

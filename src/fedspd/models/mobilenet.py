@@ -1,6 +1,6 @@
-"""MobileNetV2 (Sandler et al., CVPR 2018, arXiv 1801.04381) for 32 x 32 images. Output: [n, outputs].
+"""MobileNetV2 (Sandler et al., CVPR 2018, arXiv 1801.04381) for 32 x 32 images.
 
-Shapes: N examples, C channels, H height, W width.
+The output is [n, outputs]. Shapes: N examples, C channels, H height, W width.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedspd.models import shapes
 
-STEM, LAST = 32, 1280
+STEM_CHANNELS, LAST_CHANNELS = 32, 1280
 
 
 class Stage(NamedTuple):
@@ -21,7 +21,8 @@ class Stage(NamedTuple):
     s: int  # stride of the first block
 
 
-# As usual for 32 x 32 images, the stem and the stage of 24 channels keep the resolution (224 x 224: stride 2).
+# As usual for 32 x 32 images, the stem and the stage of 24 channels have stride 1; for 224 x 224
+# images the paper has stride 2.
 STAGES = (
     Stage(1, 16, 1, 1),
     Stage(6, 24, 2, 1),
@@ -34,19 +35,24 @@ STAGES = (
 
 
 class MobileNetV2(nn.Sequential):
+    """MobileNetV2 with strides for small images."""
+
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
-        channels, _, _ = shapes.image(shape, "mobilenet-v2", smallest=8)
+        channels, _, _ = shapes.image_shape(shape, "mobilenet-v2", smallest=8)
         super().__init__(
-            *_conv(channels, STEM, 3),
+            *_conv(channels, STEM_CHANNELS, 3),
             *_blocks(),
-            *_conv(STAGES[-1].c, LAST, 1),
+            *_conv(STAGES[-1].c, LAST_CHANNELS, 1),
             *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            nn.Linear(LAST, outputs),
+            nn.Linear(LAST_CHANNELS, outputs),
         )
 
 
 class InvertedResidual(nn.Module):
-    """Expand, filter each channel, project without a non-linearity; add the input where the shapes agree."""
+    """A block that expands, filters each channel and projects without a non-linearity.
+
+    It adds its input if the shapes agree.
+    """
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
         super().__init__()
@@ -54,15 +60,15 @@ class InvertedResidual(nn.Module):
         expand = _conv(inputs, inner, 1) if expansion > 1 else ()
         project = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
         self.body = nn.Sequential(*expand, *_conv(inner, inner, 3, stride, groups=inner), *project)
-        self.residual = stride == 1 and inputs == outputs
+        self.is_residual = stride == 1 and inputs == outputs
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         y_NCHW: Tensor = self.body(x_NCHW)
-        return x_NCHW + y_NCHW if self.residual else y_NCHW
+        return x_NCHW + y_NCHW if self.is_residual else y_NCHW
 
 
 def _blocks() -> list[InvertedResidual]:
-    blocks, inputs = [], STEM
+    blocks, inputs = [], STEM_CHANNELS
     for t, c, n, s in STAGES:
         for i in range(n):
             blocks.append(InvertedResidual(inputs, c, t, s if i == 0 else 1))

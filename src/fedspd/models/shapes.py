@@ -1,24 +1,25 @@
-"""The shape of one example, checked for the model that is to read it."""
+"""Checks that a model can read examples of a shape."""
 
 import math
 
 from fedspd.core.errors import ConfigError
 
 
-def image(shape: tuple[int, ...], model: str, smallest: int) -> tuple[int, int, int]:
+def image_shape(shape: tuple[int, ...], model: str, smallest: int) -> tuple[int, int, int]:
+    """Return channels, height and width of an image whose sides are at least `smallest`."""
     if len(shape) != 3 or min(shape) < 1 or min(shape[1:]) < smallest:
         raise ConfigError(
-            f'model.name = "{model}" reads images of shape (channels, height, width), each side at least {smallest}, '
-            f'but an example of this data has shape {shape}: choose "mlp" or "linear", or data made of images.'
+            f"model.name = '{model}': an example has shape {shape}; expected images of shape "
+            f"(channels, height, width), each side at least {smallest}. Choose mlp or linear."
         )
     return shape[0], shape[1], shape[2]
 
 
-def features(shape: tuple[int, ...], model: str) -> int:
-    """How many numbers an example of any shape has."""
+def feature_count(shape: tuple[int, ...], model: str) -> int:
+    """Return the number of values of an example of any shape."""
     if not shape or min(shape) < 1:
         raise ConfigError(
-            f'model.name = "{model}" reads examples of at least one number, but an example of this data has shape {shape}: '
-            "give every example a non-empty shape such as (64,)."
+            f"model.name = '{model}': an example has shape {shape}; expected at least one value per "
+            "example."
         )
     return math.prod(shape)

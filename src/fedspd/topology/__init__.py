@@ -1,4 +1,4 @@
-"""Who can hear whom: the graph of every round, its link weights, and how well it mixes."""
+"""Topologies: the graph of every round, its mixing matrix, and how well it mixes."""
 
 from fedspd.topology.build import Topology, build_topology
 from fedspd.topology.diagnostics import consensus_rate, describe, diameter, spectral_gap

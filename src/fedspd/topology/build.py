@@ -4,9 +4,11 @@ import numpy as np
 
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
-from fedspd.topology.kinds import first_edges
+from fedspd.topology.generators import generate_edges
 from fedspd.topology.options import TopologyOptions, check
 from fedspd.topology.pairs import Ints, absent, decode, pair_count
+
+NO_EDGES: Ints = np.empty(0, dtype=np.int64)
 
 
 class Topology:
@@ -16,25 +18,25 @@ class Topology:
         self.options = options
         self.clients = clients
         self._key = key
-        everyone = (
-            options.kind in ("complete", "star") and not options.remove
-        )  # no edge is ever asked for
-        self._first = (
-            np.empty(0, dtype=np.int64) if everyone else first_edges(options, clients, key.at(1))
-        )
-        first = (
-            Graph.complete(clients, options.rule, options.kind == "star")
-            if everyone
-            else self._graph(self._first)
-        )
-        self._latest = 1, self._first, first
+        is_star = options.kind == "star"
+        if (options.kind == "complete" or is_star) and not options.remove:
+            self._first = NO_EDGES  # a list of all pairs is never needed
+            graph = Graph.complete(clients, options.rule, is_star)
+        else:
+            self._first = generate_edges(options, clients, key.at(1))
+            graph = self._graph(self._first)
+        self._latest = 1, self._first, graph
 
     @property
     def kind(self) -> str:
+        """The kind of graph, as in the options."""
         return self.options.kind
 
     def at(self, round: int) -> Graph:
-        """The graph of a round; round 1 has the first one. The next round costs one step, an earlier one a replay."""
+        """Return the graph of a round.
+
+        The next round takes one step, an earlier round starts again from round 1.
+        """
         last = round if self.options.remove else 1
         now, edges, graph = self._latest
         if last == now:
@@ -42,22 +44,23 @@ class Topology:
         if last < now:
             now, edges = 1, self._first
         for step in range(now + 1, last + 1):
-            edges = self._changed(edges, self._key.at(step).numpy())
+            edges = self._next_edges(edges, self._key.at(step).numpy())
         self._latest = last, edges, self._graph(edges)
         return self._latest[2]
 
-    def _changed(self, edges: Ints, rng: np.random.Generator) -> Ints:
-        """Edges go with probability remove; others come, so many that the number is expected to be the first one again."""
+    def _next_edges(self, edges: Ints, rng: np.random.Generator) -> Ints:
+        """Return the next round's edges, whose expected number is that of round 1.
+
+        Each edge is removed with probability `remove`; new ones replace them.
+        """
         kept = edges[rng.random(len(edges)) >= self.options.remove]
         others = pair_count(self.clients) - len(edges)
+        if not others:
+            return kept
         missing = len(self._first) - (1 - self.options.remove) * len(edges)
-        add = min(1.0, max(0.0, missing / others)) if others else 0.0
-        chosen = (
-            rng.choice(others, rng.binomial(others, add), replace=False)
-            if others
-            else np.empty(0, dtype=np.int64)
-        )
-        return np.sort(np.concatenate([kept, absent(edges, chosen)]))
+        probability = min(1.0, max(0.0, missing / others))
+        added = rng.choice(others, rng.binomial(others, probability), replace=False)
+        return np.sort(np.concatenate([kept, absent(edges, added)]))
 
     def _graph(self, edges: Ints) -> Graph:
         n, rule = self.clients, self.options.rule
@@ -67,6 +70,6 @@ class Topology:
 
 
 def build_topology(options: TopologyOptions, clients: int, key: Key) -> Topology:
-    """The topology of a run; it follows from the options, the number of clients and the seed alone."""
+    """Return the topology of a run; it depends on the arguments alone."""
     check(options, clients)
     return Topology(options, clients, key.of("topology"))

@@ -1,6 +1,7 @@
-"""Edges as numbers: the pairs i < j of N clients, counted row by row from 0.
+"""Edges as numbers: the pairs i < j of N clients, numbered row by row from 0.
 
-A set of edges is then a sorted array, its complement needs no memory, and work stays in the number of edges, never N x N.
+So a set of edges is a sorted array, its complement needs no memory, and the work is in proportion
+to the number of edges, never to N x N.
 """
 
 from typing import TypeAlias
@@ -14,6 +15,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def pair_count(n: int) -> int:
+    """Return the number of pairs of n clients."""
     return n * (n - 1) // 2
 
 
@@ -23,46 +25,47 @@ def _row_start(n: int) -> Ints:
 
 
 def encode(n: int, i: Ints, j: Ints) -> Ints:
-    """The sorted, distinct numbers of the edges between i and j, in either order."""
+    """Return the sorted, distinct numbers of the edges between i and j, in either order."""
     low, high = np.minimum(i, j), np.maximum(i, j)
     return np.unique(_row_start(n)[low] + high - low - 1)
 
 
 def decode(n: int, number: Ints) -> tuple[Ints, Ints]:
+    """Return the clients i < j of each edge."""
     start = _row_start(n)
     i = np.searchsorted(start[:-1], number, side="right") - 1
     return i, number - start[i] + i + 1
 
 
 def absent(present: Ints, rank: Ints) -> Ints:
-    """The numbers that rank 0, 1, 2, ... among those that the sorted array does not hold."""
+    """Return the numbers of these ranks among all numbers that the sorted array does not have."""
     return rank + np.searchsorted(present - np.arange(len(present)), rank, side="right")
 
 
 def components(n: int, number: Ints) -> tuple[int, Ints]:
-    """How many components there are, and the component of every client."""
+    """Return the number of components, and the component of every client."""
     i, j = decode(n, number)
-    count, label = connected_components(
-        coo_array((np.ones(len(i)), (i, j)), shape=(n, n)), directed=False
-    )
+    adjacency = coo_array((np.ones(len(i)), (i, j)), shape=(n, n))
+    count, label = connected_components(adjacency, directed=False)
     return int(count), label.astype(np.int64)
 
 
-def joining(n: int, number: Ints, rng: np.random.Generator) -> Ints:
-    """Random edges, as few as possible, that join the components into one."""
+def connecting_edges(n: int, number: Ints, rng: np.random.Generator) -> Ints:
+    """Return random edges, as few as possible, that connect the components."""
     count, label = components(n, number)
-    place = rng.permutation(count)[label]
-    client = np.argsort(place, kind="stable")
-    end = np.cumsum(np.bincount(place))
+    rank = rng.permutation(count)[label]
+    client = np.argsort(rank, kind="stable")
+    end = np.cumsum(np.bincount(rank))
     earlier = client[rng.integers(0, end[:-1])]
     own = client[rng.integers(end[:-1], end[1:])]
     return encode(n, earlier, own)
 
 
-def connected_choice(n: int, preferred: Ints, count: int) -> Ints:
-    """`count` of the edges, best first, that keep all clients connected: the best spanning tree and the best of the rest.
+def choose_connected(n: int, preferred: Ints, count: int) -> Ints:
+    """Return `count` of the edges, given best first, that connect all clients.
 
-    Against the first `count` edges this swaps the worst edges that are no bridges for the best that join components.
+    These are the best spanning tree and the best of the rest. Compared with the first `count`
+    edges, the worst edges that are not bridges are replaced by the best that connect components.
     """
     i, j = decode(n, preferred)
     rank = np.arange(1, len(preferred) + 1, dtype=np.float64)
