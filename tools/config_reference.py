@@ -1,4 +1,4 @@
-"""The config reference from the code: `python tools/config_reference.py > docs/config.md`."""
+"""Print the config reference: `python tools/config_reference.py > docs/config.md`."""
 
 import json
 from collections.abc import Iterator
@@ -12,73 +12,79 @@ from fedspd.core.options import Options
 
 HEAD = """# Config reference
 
-Every key of a config, with its default. A run needs none of them: what is not given has its default.
+This page lists every key of a config with its type, default and meaning. All keys are optional.
 
-A config is a TOML file; a key of a table is given under its heading (`[topology]`, then `degree = 6`) or on the command line as
-`topology.degree=6`, which counts above the file. From Python the same tree is a dictionary:
-`fedspd.run({"rounds": 30, "topology": {"degree": 6}})`. Unknown keys, wrong types and impossible values are refused.
+A config is a TOML file. The keys of a table go below its heading, `degree = 6` below `[topology]`.
+On the command line, `topology.degree=6` sets the same key and takes precedence over the file. In
+Python, a config is a dictionary: `fedspd.run({"rounds": 30, "topology": {"degree": 6}})`. Unknown
+keys, wrong types and impossible values are errors.
 
-This page is written by `make docs` from the code; a test keeps it up to date.
+`make docs` writes this page from the code, and a test checks that it is up to date.
 """
-TYPES = {int: "integer", float: "number", bool: "boolean", str: "text"}
+TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def reference() -> str:
+    """Return the page."""
     sections = [section(f"`[{name}]`", f"{name}.", table) for name, table in tables()]
     return "\n".join([HEAD, section("Top level", "", ExperimentConfig), *sections])
 
 
 def tables() -> Iterator[tuple[str, type[Options]]]:
+    """Yield the name and the class of each table."""
     for name, field in ExperimentConfig.model_fields.items():
-        if table := nested(field):
+        if table := table_of(field):
             yield name, table
 
 
-def nested(field: FieldInfo) -> type[Options] | None:
+def table_of(field: FieldInfo) -> type[Options] | None:
+    """Return the class of a field that is a table."""
     found = field.annotation
     return found if isinstance(found, type) and issubclass(found, Options) else None
 
 
 def section(title: str, prefix: str, table: type[Options]) -> str:
+    """Return the section of one table."""
     rows = [row(prefix + name, field) for name, field in keys(table)]
-    lines = (
-        ["| key | type | default | what it is |", "|---|---|---|---|", *rows]
-        if rows
-        else ["It has no keys of its own."]
-    )
-    return "\n".join([f"## {title}", "", *about(table), *lines, ""])
+    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    lines = [*head, *rows] if rows else ["This table has no keys of its own."]
+    return "\n".join([f"## {title}", "", about(table), "", *lines, ""])
 
 
 def keys(table: type[Options]) -> Iterator[tuple[str, FieldInfo]]:
-    return (
-        (field.alias or name, field)
-        for name, field in table.model_fields.items()
-        if not nested(field)
-    )
+    """Yield the keys of a table that are not tables themselves."""
+    for name, field in table.model_fields.items():
+        if not table_of(field):
+            yield field.alias or name, field
 
 
-def about(table: type[Options]) -> list[str]:
+def about(table: type[Options]) -> str:
+    """Return the sentence above a table."""
     for method, own in METHOD_TABLES.items():
         if own is table:
-            return [f'Used where `method = "{method}"`.', ""]
-    return [table.__doc__, ""] if table.__doc__ else []
+            return f'The options of `method = "{method}"`.'
+    return table.__doc__ or ""
 
 
 def row(key: str, field: FieldInfo) -> str:
+    """Return the row of one key."""
     default = "not set" if field.default is None else f"`{json.dumps(field.default)}`"
+    kind = ", ".join([type_name(field.annotation), *bounds(field)])
     description = (field.description or "").replace("|", "\\|")
-    return f"| `{key}` | {', '.join([kind(field.annotation), *bounds(field)])} | {default} | {description} |"
+    return f"| `{key}` | {kind} | {default} | {description} |"
 
 
-def kind(annotation: Any) -> str:
+def type_name(annotation: Any) -> str:
+    """Return the name of a type in TOML's words, or the values of a Literal."""
     if get_origin(annotation) is Literal:
-        return " or ".join(f"`{json.dumps(value)}`" for value in get_args(annotation))
+        return ", ".join(f"`{json.dumps(value)}`" for value in get_args(annotation))
     present = [option for option in get_args(annotation) if option is not NoneType]
-    return kind(present[0]) if present else TYPES[annotation]
+    return type_name(present[0]) if present else TYPES[annotation]
 
 
 def bounds(field: FieldInfo) -> Iterator[str]:
+    """Yield the bounds of a number in words."""
     for bound in field.metadata:
         for name, words in BOUNDS.items():
             if hasattr(bound, name):

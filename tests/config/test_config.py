@@ -107,7 +107,7 @@ def test_split_arguments_rejects_a_second_config_file():
         ),
         (
             "topology.weights=metropolitan",
-            "topology.weights = \"metropolitan\": unknown value; expected 'uniform', 'metropolis', ",
+            "topology.weights = \"metropolitan\": unknown value; expected 'uniform', ",
         ),
         ("topology.degree=0", "topology.degree = 0: expected a number greater than 0."),
         ("topology.degree=nan", "topology.degree = NaN: expected a finite number."),

@@ -26,7 +26,9 @@ from fedspd.core.learner import Learner
 class FedAvg(Local):
     """Federated averaging of one model per client."""
 
-    finetune: Annotated[int, Field(ge=0, description="local epochs after the last round")] = 0
+    finetune: Annotated[
+        int, Field(ge=0, description="The number of local epochs after the last round.")
+    ] = 0
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         trained_CP = learner.train(state.model_CP, data, key.of("train", 0))

@@ -40,16 +40,20 @@ class FedSoft(Algorithm[State]):
 
     clusters: int = 2  # S
     lambda_: Annotated[
-        float, Field(ge=0, alias="lambda", description="weight of the proximal term (lambda)")
+        float, Field(ge=0, alias="lambda", description="The weight of the proximal term.")
     ] = 0.1
     estimate_every: Annotated[
-        int, Field(ge=1, description="rounds between two estimates of u (tau)")
+        int, Field(ge=1, description="The rounds between two estimates of u (tau).")
     ] = 2
-    sigma: Annotated[float, Field(gt=0, le=1, description="value of a share u_is of zero")] = 1e-4
+    sigma: Annotated[
+        float, Field(gt=0, le=1, description="The value that replaces a share u_is of 0.")
+    ] = 1e-4
     select: Annotated[
         int | None,
         Field(
-            ge=1, description="on a star: clients that the server picks per cluster; default: half"
+            ge=1,
+            description="On a star: the clients that the server selects per cluster. The default "
+            "is half of them.",
         ),
     ] = None
 

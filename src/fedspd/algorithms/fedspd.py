@@ -47,40 +47,51 @@ class FedSPD(Algorithm[State]):
     selection: Annotated[
         Literal["mixture", "uniform"],
         Field(
-            description="mixture: cluster s with probability u_is; uniform: clients split evenly "
-            "at random (authors' code)"
+            description="How a client chooses its cluster: `mixture`, cluster s with probability "
+            "u_is; `uniform`, an even random split of the clients (the authors' code)."
         ),
     ] = "mixture"
     first_round: Annotated[
         Literal["one", "all"],
         Field(
-            description="clusters that a client trains in its first round (after any warm-up); "
-            "all: authors' code"
+            description="The clusters that a client trains in its first round, after any warm-up. "
+            "The authors' code has `all`."
         ),
     ] = "one"
     init: Annotated[
         Literal["cluster", "same", "own"],
         Field(
-            description="first models: one draw per cluster, one draw for all, or one per client "
-            "and cluster (authors' code)"
+            description="The initial models: `cluster`, one draw per cluster; `same`, one draw for "
+            "all; `own`, one draw per client and cluster (the authors' code)."
         ),
     ] = "cluster"
     warmup: Annotated[
-        int, Field(ge=0, description="rounds of one shared model, which is then split into S")
+        int, Field(ge=0, description="The rounds with one shared model before it is split into S.")
     ] = 0
     align_every: Annotated[
-        int, Field(ge=0, description="rounds between two alignments of cluster labels; 0: never")
+        int,
+        Field(
+            ge=0, description="The rounds between two alignments of the clusters; 0 means never."
+        ),
     ] = 10
     final_epochs: Annotated[
         int,
-        Field(ge=0, description="epochs of the final phase (tau_final; CIFAR in the paper: 30)"),
+        Field(
+            ge=0,
+            description="The epochs of the final phase (tau_final); 30 for CIFAR in the paper.",
+        ),
     ] = 10
     final_rate: Annotated[
-        float, Field(gt=0, description="learning rate of the final phase, relative to training.lr")
+        float,
+        Field(gt=0, description="The learning rate of the final phase, relative to training.lr."),
     ] = 0.5
     final_decay: Annotated[
         float,
-        Field(gt=0, le=1, description="factor on the final phase's learning rate every 3 epochs"),
+        Field(
+            gt=0,
+            le=1,
+            description="The factor on the learning rate of the final phase every 3 epochs.",
+        ),
     ] = 0.8
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:

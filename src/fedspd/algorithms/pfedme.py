@@ -34,20 +34,21 @@ class PFedMe(Algorithm[State]):
     """A shared model w and a personal model theta at every client."""
 
     clusters: int = 1
-    K: Annotated[int, Field(ge=1, description="gradient steps on theta for every batch")] = 5
+    K: Annotated[int, Field(ge=1, description="The gradient steps on theta per batch.")] = 5
     R: Annotated[
         int | None,
         Field(
             ge=1,
-            description="batches in a round; default: as many gradient steps as other methods make",
+            description="The batches in a round. By default, a round has as many gradient steps as "
+            "with the other methods.",
         ),
     ] = None
     lambda_: Annotated[
-        float, Field(gt=0, alias="lambda", description="weight of the proximal term (lambda)")
+        float, Field(gt=0, alias="lambda", description="The weight of the proximal term.")
     ] = 15.0
-    personal_lr: Annotated[float, Field(gt=0, description="learning rate of theta")] = 0.01
+    personal_lr: Annotated[float, Field(gt=0, description="The learning rate of theta.")] = 0.01
     beta: Annotated[
-        float, Field(gt=0, description="step of w towards the neighbourhood's mean")
+        float, Field(gt=0, description="The step of w towards the mean of the neighbourhood.")
     ] = 1.0
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:

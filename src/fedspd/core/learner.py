@@ -25,25 +25,30 @@ EVALUATION_BATCH = 512
 
 
 class TrainingOptions(Options):
-    """How every method trains; the paper's values."""
+    """The local training of every method. The defaults are the paper's values."""
 
-    lr: Annotated[float, Field(gt=0, description="learning rate of the first round (eta)")] = 0.05
-    momentum: Annotated[
-        float, Field(ge=0, lt=1, description="momentum, reset before every local update")
-    ] = 0.5
-    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, as in torch.optim.SGD")] = (
-        0.0
+    lr: Annotated[float, Field(gt=0, description="The learning rate of the first round (eta).")] = (
+        0.05
     )
-    batch: Annotated[int, Field(ge=1, description="examples in a step")] = 50
-    epochs: Annotated[int, Field(ge=1, description="local epochs in a round (tau)")] = 5
+    momentum: Annotated[
+        float,
+        Field(ge=0, lt=1, description="The momentum, which starts at 0 in every local update."),
+    ] = 0.5
+    weight_decay: Annotated[
+        float, Field(ge=0, description="The L2 penalty, as in torch.optim.SGD.")
+    ] = 0.0
+    batch: Annotated[int, Field(ge=1, description="The number of examples in a batch.")] = 50
+    epochs: Annotated[int, Field(ge=1, description="The local epochs in a round (tau).")] = 5
     first_round_factor: Annotated[
-        int, Field(ge=1, description="factor on the local epochs in round 1, for every method")
+        int, Field(ge=1, description="The factor on the local epochs of round 1, with any method.")
     ] = 2
     decay: Annotated[
         float,
-        Field(gt=0, le=1, description="factor on the learning rate (CIFAR in the paper: 0.85)"),
+        Field(gt=0, le=1, description="The factor of a decay; 0.85 for CIFAR in the paper."),
     ] = 0.8
-    decay_every: Annotated[int, Field(ge=1, description="rounds between two decays")] = 5
+    decay_every: Annotated[
+        int, Field(ge=1, description="The rounds between two decays of the learning rate.")
+    ] = 5
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round."""

@@ -34,7 +34,7 @@ class DataOptions(Options):
         description="A dataset from `fedspd data list`, an .npz file, a folder of images, or "
         "`module:function`.",
     )
-    second: str | None = Field(None, description="pair: the second dataset.")
+    second: str | None = Field(None, description="Only for `pair`: the second dataset.")
     mixture: MixtureName = Field(
         "rotation",
         description="; ".join(f"`{name}`: {text}" for name, text in MIXTURES.items()) + ".",
@@ -62,10 +62,13 @@ class DataOptions(Options):
         description="The ratio of training examples between the largest and the smallest third of "
         "the clients (r).",
     )
-    distributions: int = Field(2, ge=1, description="permutation: the number of distributions.")
+    distributions: int = Field(
+        2, ge=1, description="Only for `permutation`: the number of distributions."
+    )
     alpha: float = Field(
         0.4,
         gt=0,
-        description="dirichlet: the concentration; the smaller, the fewer classes a client has.",
+        description="Only for `dirichlet`: the concentration. A smaller one gives a client fewer "
+        "classes.",
     )
-    shards: int = Field(2, ge=1, description="shards: the number of shards per client.")
+    shards: int = Field(2, ge=1, description="Only for `shards`: the number of shards per client.")

@@ -25,9 +25,9 @@ class ModelOptions(Options):
         "pixels, and `mlp` otherwise.",
     )
     small: bool = Field(
-        False, description="cifar-cnn: a quarter of the channels and of the hidden units."
+        False, description="Only for `cifar-cnn`: a quarter of the channels and dense units."
     )
-    hidden: int = Field(64, ge=1, description="mlp: the width of the hidden layer.")
+    hidden: int = Field(64, ge=1, description="Only for `mlp`: the width of the hidden layer.")
 
     def name_for(self, shape: tuple[int, ...]) -> str:
         """Return the model's name, or the default's for examples of this shape."""

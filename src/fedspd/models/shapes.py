@@ -19,7 +19,7 @@ def feature_count(shape: tuple[int, ...], model: str) -> int:
     """Return the number of values of an example of any shape."""
     if not shape or min(shape) < 1:
         raise ConfigError(
-            f"model.name = '{model}': an example has shape {shape}; expected at least one value per "
-            "example."
+            f"model.name = '{model}': an example has shape {shape}; expected at least one value "
+            "per example."
         )
     return math.prod(shape)

@@ -36,19 +36,23 @@ class TopologyOptions(Options):
     degree: float | None = Field(
         None,
         gt=0,
-        description="The average number of neighbours (er, ba, rgg). The default is 6.",
+        description="Only for `er`, `ba` and `rgg`: the average number of neighbours. The default "
+        "is 6.",
     )
     probability: float | None = Field(
-        None, ge=0, le=1, description="er: the probability of an edge, instead of the degree."
+        None,
+        ge=0,
+        le=1,
+        description="Only for `er`: the probability of an edge, instead of the degree.",
     )
     radius: float | None = Field(
         None,
         gt=0,
-        description="rgg: the largest distance between neighbours in the unit square, "
+        description="Only for `rgg`: the largest distance of neighbours in the unit square, "
         "instead of the degree.",
     )
     file: str | None = Field(
-        None, description="file: the path of an edge list, with one `i j` per line."
+        None, description="Only for `file`: the path of an edge list, with one `i j` per line."
     )
     weights: LinkRule | None = Field(
         None,
@@ -59,8 +63,8 @@ class TopologyOptions(Options):
         0.0,
         ge=0,
         le=1,
-        description="Dynamic graph: the probability that an edge is removed in a round. New edges "
-        "appear at the same rate.",
+        description="The probability that an edge is removed in a round, which makes the graph "
+        "dynamic. New edges appear at the same rate.",
     )
 
     @property
