@@ -15,6 +15,7 @@ from chaos.hosts import Machine, local
 from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import StorageError
 from fedspd.node.host import start
+from fedspd.node.host.bundle import open_bundle
 
 REFUSED = StorageError.exit_code
 
@@ -109,7 +110,7 @@ def test_a_full_disk_stops_a_node_and_costs_it_nothing(tmp_path, small_disk):
 def bundle(tmp_path) -> Path:
     """Of a node that has done three rounds and its final phase."""
     folder = Fleet(alone(rounds=3), tmp_path / "plant", here()).nodes["node-0"].bundle
-    start.run(folder)
+    start.run(open_bundle(folder))
     return folder
 
 
@@ -149,5 +150,5 @@ def test_a_damaged_journal_is_refused_and_left_as_it_is(bundle, damage):
     DAMAGES[damage](bundle)
     before = contents(bundle)
     with pytest.raises(StorageError, match=re.escape(str(bundle / "state"))):
-        start.run(bundle)
+        start.run(open_bundle(bundle))
     assert contents(bundle) == before

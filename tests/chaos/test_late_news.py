@@ -7,6 +7,7 @@ import pytest
 
 from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.node.peer.context import NodeContext
+from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.protocol import ExchangeProtocol
 from fedspd.node.wire.messages import Announcement, Hello
@@ -28,10 +29,10 @@ class Nobody:
 
 
 def conversation(transport: Nobody) -> ExchangeProtocol:
-    place = NodeContext(
+    context = NodeContext(
         "a", 0, "host:1", {"b": 1}, "agreed", rounds=20, rule="uniform", evaluate_every=1
     )
-    return ExchangeProtocol(place, cast(Any, None), cast(Any, transport), Timeouts())
+    return ExchangeProtocol(context, cast(Any, None), cast(Any, transport), Timeouts())
 
 
 def of_round(round: int) -> Announcement:
@@ -39,32 +40,32 @@ def of_round(round: int) -> Announcement:
 
 
 def test_a_late_announcement_does_not_set_a_neighbour_back():
-    talk = conversation(Nobody())
-    talk.now((7, 0))
-    talk.handle_announcement("b", of_round(8))
+    protocol = conversation(Nobody())
+    protocol.advance(ExchangeId(7, 0))
+    protocol.handle_announcement("b", of_round(8))
     with pytest.raises(RejectedError, match="round 6, exchange 0 is over"):
-        talk.handle_announcement("b", of_round(6))
-    assert talk.watch.neighbours["b"].round == 8
+        protocol.handle_announcement("b", of_round(6))
+    assert protocol.detector.neighbours["b"].round == 8
 
 
 def test_a_neighbour_that_restarts_says_so_and_is_believed():
-    talk = conversation(Nobody())
-    talk.now((7, 0))
-    talk.handle_announcement("b", of_round(8))
-    talk.handle_hello("b", Hello("agreed", 5, "host:2"))
-    assert talk.watch.neighbours["b"].round == 5
+    protocol = conversation(Nobody())
+    protocol.advance(ExchangeId(7, 0))
+    protocol.handle_announcement("b", of_round(8))
+    protocol.handle_hello("b", Hello("agreed", 5, "host:2"))
+    assert protocol.detector.neighbours["b"].round == 5
 
 
 def test_nobody_is_told_what_is_over():
     async def told() -> int:
         transport = Nobody()
-        talk = conversation(transport)
-        talk.now((1, 0))
-        telling = asyncio.create_task(talk._tell("b", of_round(1)))
+        protocol = conversation(transport)
+        protocol.advance(ExchangeId(1, 0))
+        telling = asyncio.create_task(protocol._announce("b", of_round(1)))
         async with asyncio.timeout(LIMIT):
             while transport.calls < 2:
                 await asyncio.sleep(0.01)
-            talk.now((2, 0))
+            protocol.advance(ExchangeId(2, 0))
             await telling
         return transport.calls
 

@@ -132,7 +132,7 @@ def test_in_plaintext_nobody_is_shut_out_and_neighbours_must_be_told(here, capsy
     (here / "plant.toml").write_text(CONFIG)
     guarded(["network", "create", "plant.toml", "--insecure-plaintext"])
     capsys.readouterr()
-    assert "cannot be shut out: this network is for plaintext" in refused(
+    assert "cannot be revoked: in a plaintext network" in refused(
         ["network", "revoke", "node-1"], capsys
     )
     assert guarded(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
@@ -148,7 +148,10 @@ SLIPS = {
         ["create", "none.toml"],
         "config = 'none.toml': no such file; expected a TOML file.",
     ),
-    "star": (["create", "ring.toml", "topology.kind=star"], "peers have no server; use 'complete'"),
+    "star": (
+        ["create", "ring.toml", "topology.kind=star"],
+        "peers have no server; expected another kind. Use 'complete'",
+    ),
     "value": (["create", "ring.toml", "rounds=0"], "rounds = 0"),
     "existing": (["create", "ring.toml", "--out", "."], "exists and is not an empty folder"),
     "shape alone": (["create", "ring.toml", "--shape", "1,2"], "--shape and --classes go together"),
@@ -172,12 +175,12 @@ SLIPS = {
     ),
     "addresses": (
         ["create", "ring.toml", "--addresses", "none.toml"],
-        "The addresses 'none.toml' cannot be read",
+        "--addresses none.toml: cannot be read",
     ),
-    "add": (["add", "x", "--neighbours", "a"], "'plant' is no network"),
+    "add": (["add", "x", "--neighbours", "a"], "--network plant: not a network"),
     "no neighbours": (["add", "x"], "Missing option '--neighbours'"),
-    "revoke": (["revoke", "x", "--network", "elsewhere"], "'elsewhere' is no network"),
-    "show": (["show"], "'plant' is no network"),
+    "revoke": (["revoke", "x", "--network", "elsewhere"], "--network elsewhere: not a network"),
+    "show": (["show"], "--network plant: not a network"),
 }
 
 

@@ -120,7 +120,7 @@ def test_a_node_told_to_leave_while_it_starts_leaves_as_told(plant):
 
 def test_from_a_bundle_to_a_model_and_its_answers(alone, here, capsys):
     assert guarded(["node", "run", "--bundle", str(alone)]) == 0
-    assert "done: this node has a model of its own" in capsys.readouterr().err
+    assert "training finished: node=node-0 rounds=2" in capsys.readouterr().err
     assert guarded(["node", "export", "--bundle", str(alone), "--to", "model.safetensors"]) == 0
     assert capsys.readouterr().out == "model.safetensors\n"
     assert (here / "model.safetensors").stat().st_size > 650 * 4
@@ -138,7 +138,7 @@ def test_from_a_bundle_to_a_model_and_its_answers(alone, here, capsys):
 
 SLIPS = {
     "no bundle": (["node", "run"], 2, "Missing option '--bundle'"),
-    "wrong bundle": (["node", "run", "--bundle", "plant"], 2, "'plant' is no bundle of a node"),
+    "wrong bundle": (["node", "run", "--bundle", "plant"], 2, "--bundle plant: not a node bundle"),
     "plaintext": (
         ["node", "run", "--bundle", "plant/nodes/node-0", "--insecure-plaintext"],
         2,
@@ -157,7 +157,7 @@ SLIPS = {
     "join": (
         ["network", "join", "--bundle", "plant/nodes/node-0", "--data", "x.npz"],
         2,
-        "from its beginning and need not join",
+        "from its beginning; expected a newcomer",
     ),
     "join without data": (
         ["network", "join", "--bundle", "plant/nodes/node-0"],
@@ -177,7 +177,7 @@ SLIPS = {
     "predict": (
         ["node", "predict", "--bundle", "plant/nodes/node-0", "--data", "x.npz"],
         2,
-        "There are no rounds of a node",
+        "no journal of a node",
     ),
     "up": (
         ["up", "plant.toml", "rounds=4", "--out", "plant"],
@@ -246,7 +246,7 @@ class Node:
     def __init__(self, name: str, state: str, last: dict, restarts: int = 0) -> None:
         self.name, self.state, self.last, self.restarts = name, state, last, restarts
         self.process = self
-        self.done = last.get("event") == "final"
+        self.is_done = last.get("event") == "final"
 
     def poll(self) -> int | None:
         return 1 if self.state.startswith("failed") else None

@@ -80,7 +80,7 @@ def _of_peers(config: ExperimentConfig, folder: Path) -> float:
             said.append((slowest, time.perf_counter()))
 
     local_network.create(config, folder)
-    local_network.up(folder, listen, GLANCE)
+    local_network.up(folder, config, listen, GLANCE)
     return _seconds_per_round(said, config.rounds)
 
 

@@ -24,7 +24,7 @@ def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) 
     console.print(f"{config.clients} peers, in '{folder}'", highlight=False)
     try:
         with _shown(console, config.rounds, as_json) as listener:
-            found = network.up(folder, listener)
+            found = network.up(folder, config, listener)
     except KeyboardInterrupt:
         print(
             f"\nfedspd: Continue with: fedspd up --out {shlex.quote(str(folder))}", file=sys.stderr
@@ -39,15 +39,17 @@ def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) 
 
 
 def _network(settings: list[str], nodes: int | None, folder: Path) -> ExperimentConfig:
-    """A new one, or the one that is there."""
+    """Return the config of a new network, or of the one in the folder."""
     config = load(*split_arguments(settings))
     if nodes is not None:
         config = validate({**as_dict(config), "clients": nodes})
     if not (folder / "network.json").exists():
         network.create(config, folder)
-    elif settings or nodes is not None:
-        network.refuse_other(config, folder)
-    return network.config_of(folder)
+        return config
+    stored = network.read_config(folder)
+    if settings or nodes is not None:
+        network.check_same_config(config, stored, folder)
+    return stored
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def table(nodes: Sequence[NodeProcess], rounds: int) -> Table:
         last = node.last
         mixture = " ".join(f"{share:.2f}" for share in last.get("mixture") or ())
         score = "" if last.get("accuracy") is None else f"{100 * last['accuracy']:.1f} %"
-        done = "final" if node.done else f"{last.get('round', 0)} of {rounds}"
+        done = "final" if node.is_done else f"{last.get('round', 0)} of {rounds}"
         received, missing = (", ".join(last.get(key, ())) for key in ("received", "missing"))
         shown.add_row(node.name, node.state, done, received, missing, mixture, score)
     return shown

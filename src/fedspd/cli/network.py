@@ -120,9 +120,10 @@ def join(
     """Run a node that was added, between running ones: it takes their models and takes part from the next round."""
     with node.running(log):
         from fedspd.node.host import start
+        from fedspd.node.host.bundle import open_bundle
 
         start.run(
-            bundle,
+            open_bundle(bundle),
             data=data,
             state=state,
             listen=listen,

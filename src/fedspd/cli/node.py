@@ -64,9 +64,10 @@ def run(
     """Train with the neighbours until every round is done. SIGTERM finishes the step, commits and leaves."""
     with running(log):
         from fedspd.node.host import start
+        from fedspd.node.host.bundle import open_bundle
 
         start.run(
-            bundle,
+            open_bundle(bundle),
             data=data,
             state=state,
             listen=listen,
@@ -106,8 +107,9 @@ def export(
 ) -> None:
     """The node's own model as a file for other programs."""
     from fedspd.node.host import export
+    from fedspd.node.host.bundle import open_bundle
 
-    export.export(bundle, to, state)
+    export.export(open_bundle(bundle), to, state)
     print(to)
 
 
@@ -125,14 +127,15 @@ def predict(
 ) -> None:
     """What the node's own model says of some examples."""
     from fedspd.node.host import export
-    from fedspd.node.host.bundle import manifest_of
+    from fedspd.node.host.bundle import open_bundle
 
-    scores = export.predict(bundle, data, state)
+    opened = open_bundle(bundle)
+    scores = export.predict(opened, data, state)
     if out is not None:
         export.write_scores(scores, out)
         print(out)
         return
-    classes = manifest_of(bundle).classes
+    classes = opened.manifest.classes
     for score in scores:
         print(
             int(score.argmax())

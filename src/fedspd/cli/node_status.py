@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.core.errors import StorageError
-from fedspd.node.host.status import ask
+from fedspd.node.host.status import ask_status
 from fedspd.node.identity.manifest import file_exists
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
@@ -20,7 +20,7 @@ def status_of(folder: Path) -> Json:
         )
     record = RunFolder.open(folder)
     name = record.read("run.json").get("node")
-    found = ask(folder)
+    found = ask_status(folder)
     if (
         found is not None and found.get("node") == name
     ):  # a port may have gone from a node that was killed to another

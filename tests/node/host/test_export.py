@@ -15,6 +15,7 @@ from fedspd.config import validate
 from fedspd.core.errors import ConfigError, DataError, StorageError
 from fedspd.data.federation import scale_inputs
 from fedspd.node.host import export, local_network, provisioning, start
+from fedspd.node.host.bundle import open_bundle
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.journal import Journal
 from fedspd.storage.run_folder import RunFolder
@@ -40,7 +41,7 @@ def bundle_of(folder: Path, method: str = "fedspd", **changes: Any) -> Path:
 
 def trained(folder: Path, method: str = "fedspd", **changes: Any) -> Path:
     bundle = bundle_of(folder, method, **changes)
-    start.run(bundle)
+    start.run(open_bundle(bundle))
     return bundle
 
 
@@ -62,8 +63,8 @@ def test_onnx_says_what_predict_says_for_any_number_of_examples(
     method: str, tmp_path: Path, examples: Path
 ) -> None:
     bundle = trained(tmp_path / "plant", method)
-    export.export(bundle, tmp_path / "model.onnx")
-    expected = export.predict(bundle, examples).numpy()
+    export.export(open_bundle(bundle), tmp_path / "model.onnx")
+    expected = export.predict(open_bundle(bundle), examples).numpy()
     assert expected.shape == (7, 10)
     x = scale_inputs(PIXELS)
     for count in (1, 2, 7):
@@ -81,8 +82,8 @@ def test_onnx_of_a_model_for_images(name: str, tmp_path: Path) -> None:
     bundle = trained(
         tmp_path / "plant", rounds=1, data=data, model={"name": name}, fedspd={"final_epochs": 1}
     )
-    export.export(bundle, tmp_path / "model.onnx")
-    expected = export.predict(bundle, tmp_path / "x.npz").numpy()
+    export.export(open_bundle(bundle), tmp_path / "model.onnx")
+    expected = export.predict(open_bundle(bundle), tmp_path / "x.npz").numpy()
     np.testing.assert_allclose(
         onnx_scores(tmp_path / "model.onnx", scale_inputs(pixels)), expected, atol=1e-4
     )
@@ -90,13 +91,13 @@ def test_onnx_of_a_model_for_images(name: str, tmp_path: Path) -> None:
 
 def test_safetensors_are_the_weights_by_name(tmp_path: Path, examples: Path) -> None:
     bundle = trained(tmp_path / "plant", dtype="float64")
-    export.export(bundle, tmp_path / "model.safetensors")
+    export.export(open_bundle(bundle), tmp_path / "model.safetensors")
     weights = load_file(tmp_path / "model.safetensors")
-    module = export.own_model(export.finished(bundle))
+    module = export.personal_model(export.load_runner(open_bundle(bundle)))
     assert weights.keys() == module.state_dict().keys()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float64}
     module.load_state_dict(weights)
-    expected = export.predict(bundle, examples)
+    expected = export.predict(open_bundle(bundle), examples)
     torch.testing.assert_close(module(scale_inputs(PIXELS).double()).detach(), expected)
 
 
@@ -105,12 +106,12 @@ def test_a_method_of_several_models_predicts_but_exports_none(
     method: str, tmp_path: Path, examples: Path
 ) -> None:
     bundle = trained(tmp_path / "plant", method)
-    assert export.predict(bundle, examples).shape == (7, 10)
+    assert export.predict(open_bundle(bundle), examples).shape == (7, 10)
     with pytest.raises(
         ConfigError,
         match=r"FedEM has no single model to export: .* use 'fedspd node predict'",
     ):
-        export.export(bundle, tmp_path / "model.onnx")
+        export.export(open_bundle(bundle), tmp_path / "model.onnx")
 
 
 def test_before_the_last_round_there_are_answers_but_no_model_of_its_own(
@@ -118,13 +119,13 @@ def test_before_the_last_round_there_are_answers_but_no_model_of_its_own(
 ) -> None:
     bundle = trained(tmp_path / "plant")
     record = RunFolder(bundle / "state")
-    runner = export.finished(bundle)
+    runner = export.load_runner(open_bundle(bundle))
     runner.begin()
     with record.checkpoint(9, {"round": 9}) as folder:
         runner.save(folder)
-    assert export.predict(bundle, examples).shape == (7, 10)
+    assert export.predict(open_bundle(bundle), examples).shape == (7, 10)
     with pytest.raises(ConfigError, match=r"FedSPD has no single model to export: .* Let the node"):
-        export.export(bundle, tmp_path / "model.onnx")
+        export.export(open_bundle(bundle), tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("command", [["export", "--to", "model.onnx"], ["status"], ["run"]])
@@ -144,20 +145,18 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"--to model.pt: expected a name that ends in .onnx or .safetensors"
     ):
-        export.export(bundle, Path("model.pt"))
+        export.export(open_bundle(bundle), Path("model.pt"))
     with pytest.raises(ConfigError, match="there is no folder"):
-        export.export(bundle, tmp_path / "none" / "model.onnx")
-    with pytest.raises(
-        StorageError, match=r"There are no rounds of a node in '.*state': run it first"
-    ):
-        export.export(bundle, tmp_path / "model.onnx")
-    start.run(bundle)
+        export.export(open_bundle(bundle), tmp_path / "none" / "model.onnx")
+    with pytest.raises(StorageError, match=r"no journal of a node; .* Run the node first"):
+        export.export(open_bundle(bundle), tmp_path / "model.onnx")
+    start.run(open_bundle(bundle))
     np.savez(tmp_path / "x.npz", x=PIXELS[..., :5])
     with pytest.raises(DataError, match=r"expected \(1, 8, 8\)"):
-        export.predict(bundle, tmp_path / "x.npz")
+        export.predict(open_bundle(bundle), tmp_path / "x.npz")
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(StorageError, match=r"model\.safetensors' could not be written"):
-        export.export(bundle, tmp_path / "model.safetensors")
+        export.export(open_bundle(bundle), tmp_path / "model.safetensors")
 
 
 def test_a_node_that_runs_is_not_read_in_the_middle_of_a_round(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_a_node_that_runs_is_not_read_in_the_middle_of_a_round(tmp_path: Path) -
         with pytest.raises(
             StorageError, match="is in use by another process: wait for it, or stop it"
         ):
-            export.export(bundle, tmp_path / "model.safetensors")
+            export.export(open_bundle(bundle), tmp_path / "model.safetensors")
     finally:
         journal.close()
 
@@ -181,11 +180,13 @@ def test_the_rounds_of_another_node_or_network_are_not_taken_for_its_own(
 ) -> None:
     bundle, other = trained(tmp_path / "plant"), bundle_of(tmp_path / "other")
     with pytest.raises(StorageError, match="belongs to another network"):
-        export.predict(other, examples, bundle / "state")
+        export.predict(open_bundle(other), examples, bundle / "state")
     added = provisioning.add(tmp_path / "plant", "new", ["node-0"])
     with pytest.raises(StorageError, match=r"belongs to another node \(node-0, not new\)"):
         export.export(
-            tmp_path / "plant/nodes" / added.name, tmp_path / "model.safetensors", bundle / "state"
+            open_bundle(tmp_path / "plant/nodes" / added.name),
+            tmp_path / "model.safetensors",
+            bundle / "state",
         )
 
 
@@ -218,8 +219,8 @@ def test_a_regression_of_several_numbers_is_trained_exported_and_predicted(
         data={"name": str(own), "mixture": "iid"},
         model={"name": "two_numbers:make"},
     )
-    start.run(bundle, data=str(own))
-    export.export(bundle, tmp_path / "model.safetensors")
+    start.run(open_bundle(bundle), data=str(own))
+    export.export(open_bundle(bundle), tmp_path / "model.safetensors")
     np.savez(tmp_path / "x.npz", x=x[:5])
     capsys.readouterr()
     assert (
@@ -227,7 +228,9 @@ def test_a_regression_of_several_numbers_is_trained_exported_and_predicted(
         == 0
     )
     said = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
-    np.testing.assert_allclose(said, export.predict(bundle, tmp_path / "x.npz"), rtol=1e-5)
+    np.testing.assert_allclose(
+        said, export.predict(open_bundle(bundle), tmp_path / "x.npz"), rtol=1e-5
+    )
 
 
 def test_nothing_is_said_while_a_model_is_written(
@@ -236,6 +239,6 @@ def test_nothing_is_said_while_a_model_is_written(
     bundle = trained(tmp_path / "plant")
     capfd.readouterr()
     caplog.clear()
-    export.export(bundle, tmp_path / "model.onnx")
+    export.export(open_bundle(bundle), tmp_path / "model.onnx")
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -1,4 +1,4 @@
-"""A whole network as real processes, over mutual TLS, on this machine."""
+"""A complete network as processes on this machine, over mutual TLS."""
 
 import os
 import re
@@ -20,17 +20,18 @@ from fedspd.core.errors import NodeError, StorageError
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import build_experiment
 from fedspd.node.host import export, local_network, provisioning
+from fedspd.node.host.bundle import open_bundle
 from fedspd.node.identity.manifest import Manifest
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 PROGRAM = [sys.executable, "-c", "from fedspd.cli.main import main; main()"]
-LIMIT = 240.0  # seconds that nothing here takes, however busy the machine is
-FOREVER = 1_000_000  # rounds
+TIMEOUT_SECONDS = 240.0  # nothing here takes as long, even on a busy machine
+ENDLESS = 1_000_000  # rounds
 pytestmark = pytest.mark.timeout(1000)
 
 
-def config_of(method: str = "fedspd", **changes: Any) -> ExperimentConfig:
+def build_config(method: str = "fedspd", **changes: Any) -> ExperimentConfig:
     tree = {
         "method": method,
         "clients": 3,
@@ -43,17 +44,23 @@ def config_of(method: str = "fedspd", **changes: Any) -> ExperimentConfig:
     return validate({**tree, **changes})
 
 
-def events(folder: Path, node: int | str) -> list[Json]:
+def read_events(folder: Path, node: int | str) -> list[Json]:
     name = f"node-{node}" if isinstance(node, int) else node
     return list(RunFolder(folder / "nodes" / name / "state").events())
 
 
-def rounds(folder: Path, node: int | str) -> list[int]:
-    return [event["round"] for event in events(folder, node)]
+def read_rounds(folder: Path, node: int | str) -> list[int]:
+    return [event["round"] for event in read_events(folder, node)]
 
 
-def simulated(config: ExperimentConfig) -> list[list[str]]:
-    """The hash of every client's state after every round, and after the final phase."""
+def received_after(folder: Path, node: int, round: int) -> set[str]:
+    """Return the nodes from which a node received models after a round."""
+    events = [event for event in read_events(folder, node) if event["round"] > round]
+    return {name for event in events for name in event["received"]}
+
+
+def simulate(config: ExperimentConfig) -> list[list[str]]:
+    """Return the hash of every client's state after every round and the final phase."""
     experiment = build_experiment(config)
     engine, found = Simulator(experiment.plan), []
     engine.begin()
@@ -64,15 +71,15 @@ def simulated(config: ExperimentConfig) -> list[list[str]]:
     return [*found, engine.digests()]
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
 @contextmanager
-def program(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+def run_program(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
@@ -80,11 +87,11 @@ def program(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=LIMIT)
+        process.communicate(timeout=TIMEOUT_SECONDS)
 
 
-def children(process: subprocess.Popen[str]) -> dict[str, int]:
-    """The nodes of a running `fedspd up`, by name."""
+def find_nodes(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Return the process ids of the nodes of a running `fedspd up`, by name."""
     pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     words = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in pids}
     return {
@@ -97,107 +104,102 @@ def children(process: subprocess.Popen[str]) -> dict[str, int]:
 @pytest.mark.parametrize(
     "config",
     [
-        config_of("fedspd", fedspd={"align_every": 2}),
-        pytest.param(config_of("fedem"), marks=pytest.mark.long),
+        build_config("fedspd", fedspd={"align_every": 2}),
+        pytest.param(build_config("fedem"), marks=pytest.mark.long),
         *(
-            pytest.param(config_of(m, clients=5, rounds=6), marks=pytest.mark.long)
+            pytest.param(build_config(m, clients=5, rounds=6), marks=pytest.mark.long)
             for m in ("fedspd", "fedavg", "fedsoft", "ifca", "pfedme")
         ),
         pytest.param(
-            config_of(clients=8, topology={"kind": "er", "degree": 3, "weights": "metropolis"}),
+            build_config(clients=8, topology={"kind": "er", "degree": 3, "weights": "metropolis"}),
             marks=pytest.mark.long,
         ),
     ],
     ids=lambda config: f"{config.method}-{config.clients}-{config.topology.kind}",
 )
-def test_what_runs_is_what_was_simulated_to_the_bit_after_every_round(
+def test_network_equals_the_simulator_to_the_bit_after_every_round(
     config: ExperimentConfig, tmp_path: Path
 ) -> None:
     seen: list[int] = []
     local_network.create(config, tmp_path / "plant")
-    found = local_network.up(tmp_path / "plant", lambda nodes: seen.append(len(nodes)))
+    summary = local_network.up(tmp_path / "plant", config, lambda nodes: seen.append(len(nodes)))
     hashes = [
-        [event["hash"] for event in events(tmp_path / "plant", i)] for i in range(config.clients)
+        [event["hash"] for event in read_events(tmp_path / "plant", i)]
+        for i in range(config.clients)
     ]
-    expected = simulated(config)
+    expected = simulate(config)
     assert [list(row) for row in zip(*hashes, strict=True)] == expected
-    assert [node["hash"] for node in found["nodes"].values()] == expected[-1]
+    assert [node["hash"] for node in summary["nodes"].values()] == expected[-1]
     assert set(seen) == {config.clients}
 
 
 @pytest.mark.long
-def test_a_node_is_killed_the_network_is_stopped_and_both_go_on(tmp_path: Path) -> None:
-    """kill -9 of a node: it is started again and heard again. Ctrl-C: all commit and leave. The same folder: on from there."""
+def test_network_survives_a_killed_node_and_continues_after_ctrl_c(tmp_path: Path) -> None:
+    """A killed node is restarted; after Ctrl-C all commit; the next start continues there."""
     plant = tmp_path / "plant"
-    local_network.create(config_of(rounds=FOREVER, evaluate_every=1000), plant)
-    with program("up", "--out", str(plant)) as process:
-        until(lambda: all(len(rounds(plant, i)) >= 3 for i in range(3)))
-        os.kill(children(process)["node-1"], signal.SIGKILL)
-        killed_in = rounds(plant, 1)[-1]
-        until(
-            lambda: any(
-                "node-1" in event["received"]
-                for event in events(plant, 0)
-                if event["round"] > killed_in + 1
-            )
-        )
+    local_network.create(build_config(rounds=ENDLESS, evaluate_every=1000), plant)
+    with run_program("up", "--out", str(plant)) as process:
+        wait_until(lambda: all(len(read_rounds(plant, i)) >= 3 for i in range(3)))
+        os.kill(find_nodes(process)["node-1"], signal.SIGKILL)
+        killed_in = read_rounds(plant, 1)[-1]
+        wait_until(lambda: "node-1" in received_after(plant, 0, killed_in + 1))
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=LIMIT)
+        _, said = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert "node-1: running, restarted 1x" in said
     assert f"Continue with: fedspd up --out {plant}" in said
-    stopped = {i: rounds(plant, i) for i in range(3)}
+    stopped = {i: read_rounds(plant, i) for i in range(3)}
     assert [numbers for numbers in stopped.values() if numbers != sorted(set(numbers))] == []
-    with program("up", "--out", str(plant)) as process:
-        until(lambda: all(len(rounds(plant, i)) > len(stopped[i]) + 3 for i in range(3)))
+    with run_program("up", "--out", str(plant)) as process:
+        wait_until(lambda: all(len(read_rounds(plant, i)) > len(stopped[i]) + 3 for i in range(3)))
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=LIMIT)
-    assert [rounds(plant, i)[: len(stopped[i])] for i in range(3)] == list(stopped.values())
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    assert [read_rounds(plant, i)[: len(stopped[i])] for i in range(3)] == list(stopped.values())
 
 
-def test_a_node_that_cannot_run_is_named_with_its_reason(tmp_path: Path) -> None:
-    config = config_of(clients=1, topology={"kind": "complete"})
+def test_network_names_a_failed_node_and_its_reason(tmp_path: Path) -> None:
+    config = build_config(clients=1, topology={"kind": "complete"})
     local_network.create(config, tmp_path / "plant")
     (tmp_path / "plant/nodes/node-0/node.key").chmod(0o644)
-    with pytest.raises(
-        NodeError,
-        match=r"node-0 failed: '.*node.key': mode = 0644.* \(Its log is '.*nodes/node-0/log.txt'",
-    ):
-        local_network.up(tmp_path / "plant", lambda nodes: None)
+    sentence = r"node-0 failed: '.*node.key': mode = 0644.* \(See '.*nodes/node-0/log.txt'"
+    with pytest.raises(NodeError, match=sentence):
+        local_network.up(tmp_path / "plant", config, lambda nodes: None)
 
 
-def test_a_port_that_was_taken_since(tmp_path: Path) -> None:
-    local_network.create(config_of(), tmp_path / "plant")
+def test_network_refuses_an_occupied_port_before_any_node_runs(tmp_path: Path) -> None:
+    local_network.create(build_config(), tmp_path / "plant")
     address = Manifest.load(tmp_path / "plant/network.json").member("node-2").address
     host, _, port = address.rpartition(":")
     with (
         socket.create_server((host, int(port))),
         pytest.raises(NodeError, match=f"node-2 cannot listen on {address} .*is the network up"),
     ):
-        local_network.up(tmp_path / "plant", lambda nodes: None)
+        local_network.up(tmp_path / "plant", build_config(), lambda nodes: None)
     assert list((tmp_path / "plant").glob("nodes/*/log.txt")) == []
 
 
-def test_a_network_of_another_config_is_not_continued(tmp_path: Path) -> None:
-    local_network.create(config_of(), tmp_path / "plant")
-    local_network.refuse_other(config_of(), tmp_path / "plant")
-    with pytest.raises(
-        StorageError,
-        match="a network of another config, which differs in model, rounds: give no config to continue it",
-    ):
-        local_network.refuse_other(
-            config_of(rounds=5, model={"name": "mlp", "hidden": 9}), tmp_path / "plant"
-        )
+def test_network_is_not_continued_with_another_config(tmp_path: Path) -> None:
+    stored = build_config()
+    local_network.check_same_config(build_config(), stored, tmp_path)
+    other = build_config(rounds=5, model={"name": "mlp", "hidden": 9})
+    sentence = "a network of another config, which differs in model, rounds; expected the same"
+    with pytest.raises(StorageError, match=sentence):
+        local_network.check_same_config(other, stored, tmp_path)
 
 
-def test_a_bundle_that_has_gone_to_its_device(tmp_path: Path) -> None:
-    local_network.create(config_of(), tmp_path / "plant")
+def test_network_keeps_its_config(tmp_path: Path) -> None:
+    local_network.create(build_config(rounds=7), tmp_path / "plant")
+    assert local_network.read_config(tmp_path / "plant") == build_config(rounds=7)
+
+
+def test_network_needs_all_its_bundles(tmp_path: Path) -> None:
+    local_network.create(build_config(), tmp_path / "plant")
     (tmp_path / "plant/nodes/node-1").rename(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="The bundle of node-1 is not in"):
-        local_network.up(tmp_path / "plant", lambda nodes: None)
+    with pytest.raises(StorageError, match="the bundle of node-1 is not in"):
+        local_network.up(tmp_path / "plant", build_config(), lambda nodes: None)
 
 
-def test_the_last_line_is_the_last_whole_one(tmp_path: Path) -> None:
+def test_last_line_is_the_last_complete_one(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     for text, expected in (
         (b"", b""),
@@ -207,37 +209,31 @@ def test_the_last_line_is_the_last_whole_one(tmp_path: Path) -> None:
     ):
         path.write_bytes(text)
         assert local_network._last_line(path) == expected
-    path.write_bytes(b"x\n" * local_network.TAIL + b"last\n")
+    path.write_bytes(b"x\n" * local_network.TAIL_BYTES + b"last\n")
     assert local_network._last_line(path) == b"last"
 
 
 @pytest.mark.long
-def test_a_newcomer_joins_between_running_nodes(tmp_path: Path) -> None:
+def test_newcomer_joins_running_nodes(tmp_path: Path) -> None:
     plant = tmp_path / "plant"
-    local_network.create(config_of(rounds=FOREVER, evaluate_every=1000), plant)
+    local_network.create(build_config(rounds=ENDLESS, evaluate_every=1000), plant)
     pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "new.npz", x=pixels, y=np.arange(20) % 10)
-    with program("up", "--out", str(plant)) as running:
-        until(lambda: all(len(rounds(plant, i)) >= 3 for i in range(3)))
+    with run_program("up", "--out", str(plant)) as running:
+        wait_until(lambda: all(len(read_rounds(plant, i)) >= 3 for i in range(3)))
         provisioning.add(plant, "new", ["node-0", "node-2"])
-        with program(
-            "network",
-            "join",
-            "--bundle",
-            str(plant / "nodes/new"),
-            "--data",
-            str(tmp_path / "new.npz"),
-        ) as newcomer:
-            until(lambda: len(rounds(plant, "new")) >= 3)
-            until(lambda: all("new" in events(plant, i)[-1]["received"] for i in (0, 2)))
+        options = ["--bundle", str(plant / "nodes/new"), "--data", str(tmp_path / "new.npz")]
+        with run_program("network", "join", *options) as newcomer:
+            wait_until(lambda: len(read_rounds(plant, "new")) >= 3)
+            wait_until(lambda: all("new" in read_events(plant, i)[-1]["received"] for i in (0, 2)))
             newcomer.send_signal(signal.SIGTERM)
-            _, said = newcomer.communicate(timeout=LIMIT)
+            _, said = newcomer.communicate(timeout=TIMEOUT_SECONDS)
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=LIMIT)
+        running.communicate(timeout=TIMEOUT_SECONDS)
     assert newcomer.returncode == 0
-    assert re.search("joined with the models of [12] neighbours", said)
-    first = events(plant, "new")[0]
+    assert re.search("network joined: node=new neighbours=[12]", said)
+    first = read_events(plant, "new")[0]
     assert first["round"] > 1
     assert set(first["received"]) <= {"node-0", "node-2"}
-    assert not any("new" in event["received"] for event in events(plant, 1))
-    assert export.predict(plant / "nodes/new", tmp_path / "new.npz").shape == (20, 10)
+    assert not any("new" in event["received"] for event in read_events(plant, 1))
+    assert export.predict(open_bundle(plant / "nodes/new"), tmp_path / "new.npz").shape == (20, 10)

@@ -74,7 +74,7 @@ NO_NEWCOMER = {
     "unknown neighbour": ("x", ["e"], None, "node = 'e': not in this network"),
     "itself": ("x", ["x"], None, "node = 'x': not in this network"),
     "twice": ("x", ["a", "a"], None, "a name is repeated"),
-    "revoked neighbour": ("x", ["a", "d"], None, "'d' cannot be a neighbour, as it is revoked"),
+    "revoked neighbour": ("x", ["a", "d"], None, "'d' cannot be a neighbour: it is revoked"),
     "bad address": ("x", ["a"], "here", "address = 'here': not an address"),
 }
 
@@ -242,7 +242,7 @@ def test_what_is_no_network_is_refused(tmp_path, act):
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(
             StorageError,
-            match=r"is no network, as there is no network\.json in it: make one with 'fedspd network create'",
+            match=r"not a network; expected a folder with network\.json\. Create one with",
         ):
             act(folder)
 

@@ -1,4 +1,4 @@
-"""What a node says of itself, to people and to Prometheus."""
+"""A node's status for people, programs and Prometheus."""
 
 import asyncio
 import http.client
@@ -58,11 +58,11 @@ STATUS: Json = {
 }
 
 
-def served(said: Any, folder: Path, ask: Callable[[int], Any]) -> Any:
-    """What `ask` finds at the port, while a server says this status."""
+def serve(content: Any, folder: Path, ask: Callable[[int], Any]) -> Any:
+    """Return the answer of `ask`, called with the port of a server of this status."""
 
     async def work() -> Any:
-        server = StatusServer(lambda: said, folder)
+        server = StatusServer(lambda: content, folder)
         await server.start()
         try:
             return await asyncio.to_thread(ask, server.port)
@@ -82,29 +82,28 @@ def get(path: str, method: str = "GET") -> Callable[[int], tuple[int, str]]:
     return ask
 
 
-def test_health_is_for_a_monitor(tmp_path: Path) -> None:
-    assert served(STATUS, tmp_path, get("/health")) == (200, "ok\n")
-    assert served({**STATUS, "healthy": False}, tmp_path, get("/health")) == (
+def test_health_is_ok_while_a_neighbour_is_alive(tmp_path: Path) -> None:
+    assert serve(STATUS, tmp_path, get("/health")) == (200, "ok\n")
+    assert serve({**STATUS, "healthy": False}, tmp_path, get("/health")) == (
         503,
         "no neighbour is alive\n",
     )
 
 
-def test_status_is_json_and_the_rest_is_not_there(tmp_path: Path) -> None:
-    code, body = served(STATUS, tmp_path, get("/status"))
+def test_server_answers_status_as_json_and_nothing_else(tmp_path: Path) -> None:
+    code, body = serve(STATUS, tmp_path, get("/status"))
     assert (code, json.loads(body)) == (200, STATUS)
-    assert served(STATUS, tmp_path, get("/"))[0] == 404
-    assert served(STATUS, tmp_path, get("/../../etc/passwd"))[0] == 404
-    assert served(STATUS, tmp_path, get("/status", "POST"))[0] == 404
+    assert serve(STATUS, tmp_path, get("/"))[0] == 404
+    assert serve(STATUS, tmp_path, get("/../../etc/passwd"))[0] == 404
+    assert serve(STATUS, tmp_path, get("/status", "POST"))[0] == 404
 
 
-def test_prometheus_reads_every_number(tmp_path: Path) -> None:
-    code, body = served(STATUS, tmp_path, get("/metrics"))
+def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
+    code, body = serve(STATUS, tmp_path, get("/metrics"))
     assert code == 200
     families = list(text_string_to_metric_families(body))
-    assert len({family.name for family in families}) == len(
-        families
-    )  # the samples of a family stand together
+    # the samples of one family are consecutive
+    assert len({family.name for family in families}) == len(families)
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
     assert found == {
         ("fedspd_round",): 12,
@@ -127,46 +126,46 @@ def test_prometheus_reads_every_number(tmp_path: Path) -> None:
     }
 
 
-def test_a_node_without_a_round_has_no_accuracy_yet(tmp_path: Path) -> None:
-    _, body = served({**STATUS, "accuracy": None, "mixture": None}, tmp_path, get("/metrics"))
+def test_metrics_have_no_accuracy_before_the_first_round(tmp_path: Path) -> None:
+    _, body = serve({**STATUS, "accuracy": None, "mixture": None}, tmp_path, get("/metrics"))
     assert "fedspd_accuracy" not in body
     assert "fedspd_mixture" not in body
 
 
-def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
-    """127.0.0.2 is another address of every Linux machine: who listens everywhere listens there too."""
+def test_server_listens_on_loopback_alone(tmp_path: Path) -> None:
+    """A server on all addresses would answer on 127.0.0.2, another one of every Linux machine."""
 
     def elsewhere(port: int) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port), timeout=60)
 
-    served(STATUS, tmp_path, elsewhere)
+    serve(STATUS, tmp_path, elsewhere)
 
 
-def test_whoever_speaks_no_http_or_too_much_is_hung_up_on(tmp_path: Path) -> None:
+def test_server_closes_a_connection_with_an_oversized_request(tmp_path: Path) -> None:
     def shout(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
-            line.sendall(b"GET /status " + 3 * status.REQUEST * b"x")
+            line.sendall(b"GET /status " + 3 * status.MAX_REQUEST_BYTES * b"x")
             try:
                 return line.recv(100)
             except ConnectionResetError:
                 return b""
 
-    assert served(STATUS, tmp_path, shout) == b""
+    assert serve(STATUS, tmp_path, shout) == b""
 
 
-def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path: Path) -> None:
+def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="There are no rounds of a node in"):
         status_of(tmp_path)
     with pytest.raises(StorageError, match=r"run\.json': cannot be read \(File name too long\)"):
         status_of(tmp_path / (300 * "a"))
-    record = RunFolder(tmp_path)
-    record.begin({"node": "a"})
+    run_folder = RunFolder(tmp_path)
+    run_folder.begin({"node": "a"})
     stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
     assert status_of(tmp_path) == stopped
-    assert served(STATUS, tmp_path, lambda port: status_of(tmp_path)) == STATUS
-    record.append({"event": "final", "round": 31})
+    assert serve(STATUS, tmp_path, lambda port: status_of(tmp_path)) == STATUS
+    run_folder.append({"event": "final", "round": 31})
     assert status_of(tmp_path) == {
         **stopped,
         "round": 31,
@@ -175,18 +174,18 @@ def test_the_status_of_a_node_that_runs_has_stopped_or_was_never_there(tmp_path:
     }
 
 
-def test_a_port_that_has_gone_to_another_node_is_not_believed(tmp_path: Path) -> None:
+def test_status_ignores_another_node_at_the_port(tmp_path: Path) -> None:
     RunFolder(tmp_path).begin({"node": "z"})
-    assert served(STATUS, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+    assert serve(STATUS, tmp_path, lambda port: status_of(tmp_path))["running"] is False
 
 
-@pytest.mark.parametrize("said", [[], None, "node", 7])
-def test_a_port_that_has_gone_to_another_service_is_not_believed(tmp_path: Path, said: Any) -> None:
+@pytest.mark.parametrize("content", [[], None, "node", 7])
+def test_status_ignores_another_service_at_the_port(tmp_path: Path, content: Any) -> None:
     RunFolder(tmp_path).begin({"node": "a"})
-    assert served(said, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+    assert serve(content, tmp_path, lambda port: status_of(tmp_path))["running"] is False
 
 
-def test_a_person_sees_the_neighbours_and_the_last_error(
+def test_status_table_shows_the_neighbours_and_the_last_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -212,7 +211,7 @@ def test_a_person_sees_the_neighbours_and_the_last_error(
 
 
 @pytest.mark.parametrize("sentence", ["no [/such] tag", "[red]alarm[/red]", ":smile:"])
-def test_what_a_neighbour_says_is_shown_as_it_said_it(
+def test_status_table_shows_the_words_of_a_neighbour_unchanged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sentence: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")

@@ -1,4 +1,7 @@
-"""What a node hears equals what the simulator tells a client. Shapes: C clients, N heard from, K offers, M wants, P numbers."""
+"""A node's neighbourhood equals that of a simulated client, to the bit.
+
+Shapes: C clients, N senders, K offers, M wanted clusters, P parameters of a model.
+"""
 
 import numpy as np
 import torch
@@ -7,88 +10,82 @@ from hypothesis import strategies as st
 
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph, LinkRule
-from fedspd.node.peer.answers import Answer, announcement, matching, neighbourhood, wanted
+from fedspd.node.peer.answers import (
+    Answer,
+    build_announcement,
+    build_neighbourhood,
+    clusters_to_fetch,
+    select_models,
+)
+from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.wire.messages import Request
 
 
-def whole(seed: int, n: int, K: int, S: int, P: int = 3) -> Exchange:
-    """What n clients offer and want; K = 1: a cluster each, else all of them."""
+def draw_exchange(seed: int, n: int, K: int, S: int, P: int = 3) -> Exchange:
+    """Return the exchange of n clients that offer one cluster each (K = 1), or all of them."""
     generator = torch.Generator().manual_seed(seed)
-    cluster_NK = (
-        torch.randint(S, (n, 1), generator=generator) if K == 1 else torch.arange(S).repeat(n, 1)
-    )
+    one_each = torch.randint(S, (n, 1), generator=generator)
+    cluster_NK = one_each if K == 1 else torch.arange(S).repeat(n, 1)
     K = cluster_NK.shape[1]
     weight_NK = torch.randint(1, 9, (n, K), generator=generator).double()
+    model_NKP = torch.randn(n, K, P, generator=generator)
+    return Exchange(cluster_NK, model_NKP, weight_NK, cluster_NK, torch.arange(n))
+
+
+def row(exchange: Exchange, i: int) -> Exchange:
+    """Return client i's part of an exchange."""
+    assert exchange.note_C is not None
     return Exchange(
-        cluster_NK,
-        torch.randn(n, K, P, generator=generator),
-        weight_NK,
-        cluster_NK,
-        torch.arange(n),
+        exchange.cluster_CK[i : i + 1],
+        exchange.model_CKP[i : i + 1],
+        exchange.weight_CK[i : i + 1],
+        exchange.want_CM[i : i + 1],
+        exchange.note_C[i : i + 1],
     )
 
 
-def row(asked: Exchange, i: int) -> Exchange:
-    note = asked.note_C
-    assert note is not None
-    return Exchange(
-        asked.cluster_CK[i : i + 1],
-        asked.model_CKP[i : i + 1],
-        asked.weight_CK[i : i + 1],
-        asked.want_CM[i : i + 1],
-        note[i : i + 1],
-    )
-
-
-def heard_by(i: int, graph: Graph, asked: Exchange) -> Neighbourhood:
-    """As a node puts it together from announcements and fetched models."""
-    mine, answers = row(asked, i), []
+def neighbourhood_of(i: int, graph: Graph, exchange: Exchange) -> Neighbourhood:
+    """Return client i's neighbourhood as a node builds it from its neighbours' messages."""
+    own, answers = row(exchange, i), []
     for j in graph.neighbours(i).tolist():
-        said = announcement((1, 0), row(asked, j), int(graph.degree[j]))
-        wants = wanted(mine, said)
-        offer = matching(list(said.clusters), asked.model_CKP[j], Request(1, 0, wants, 3))
-        answers.append(Answer(j, said, offer))
-    return neighbourhood(i, mine, answers, int(graph.degree[i]), graph.rule)
+        announcement = build_announcement(ExchangeId(1, 0), row(exchange, j), int(graph.degree[j]))
+        request = Request(1, 0, clusters_to_fetch(own, announcement), 3)
+        offer = select_models(list(announcement.clusters), exchange.model_CKP[j], request)
+        answers.append(Answer(j, announcement, offer))
+    return build_neighbourhood(i, own, answers, int(graph.degree[i]), graph.rule)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    seed=st.integers(0, 1000), n=st.integers(1, 7), K=st.sampled_from([1, 2]), S=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+    n=st.integers(1, 7),
+    K=st.sampled_from([1, 2]),
+    S=st.integers(1, 3),
     rule=st.sampled_from(["uniform", "metropolis", "examples"]),
-)  # fmt: skip
-def test_what_a_node_hears_and_its_mean_are_the_simulators_to_the_bit(
+)
+def test_neighbourhood_and_its_mean_equal_the_simulator_to_the_bit(
     seed: int, n: int, K: int, S: int, rule: LinkRule
 ) -> None:
-    chance = np.random.default_rng(seed)
-    graph = Graph.from_edges(
-        n, [(i, j) for i in range(n) for j in range(i) if chance.random() < 0.5], rule
-    )
-    asked = whole(seed, n, K, S)
+    generator = np.random.default_rng(seed)
+    edges = [(i, j) for i in range(n) for j in range(i) if generator.random() < 0.5]
+    graph = Graph.from_edges(n, edges, rule)
+    exchange = draw_exchange(seed, n, K, S)
     for i in range(n):
-        want_CM = asked.want_CM[i : i + 1]
-        simulated, found = Neighbourhood.of(graph, [i], asked), heard_by(i, graph, asked)
-        for one, other in zip(found.mean(want_CM), simulated.mean(want_CM), strict=True):
+        want_CM = exchange.want_CM[i : i + 1]
+        expected = Neighbourhood.of(graph, [i], exchange)
+        actual = neighbourhood_of(i, graph, exchange)
+        for one, other in zip(actual.mean(want_CM), expected.mean(want_CM), strict=True):
             assert torch.equal(one, other)
-        for one, other in zip(found.received(0), simulated.received(0), strict=True):
+        for one, other in zip(actual.received(0), expected.received(0), strict=True):
             assert one[:3] == other[:3]
             assert torch.equal(one.model_P, other.model_P)
 
 
-def test_only_what_is_wanted_is_fetched() -> None:
-    asked = Exchange(
-        torch.tensor([[0], [1]]),
-        torch.ones(2, 1, 3),
-        torch.ones(2, 1),
-        torch.tensor([[0], [1]]),
-        torch.zeros(2),
-    )
-    said = announcement((4, 1), row(asked, 1), 5)
-    assert (said.round, said.exchange, said.clusters, said.wants, said.degree) == (
-        4,
-        1,
-        (1,),
-        (1,),
-        5,
-    )
-    assert wanted(row(asked, 0), said) == ()
-    assert wanted(row(asked, 1), said) == (1,)
+def test_node_fetches_only_the_clusters_that_it_wants() -> None:
+    clusters = torch.tensor([[0], [1]])
+    exchange = Exchange(clusters, torch.ones(2, 1, 3), torch.ones(2, 1), clusters, torch.zeros(2))
+    announcement = build_announcement(ExchangeId(4, 1), row(exchange, 1), 5)
+    assert (announcement.round, announcement.exchange, announcement.degree) == (4, 1, 5)
+    assert (announcement.clusters, announcement.wants) == ((1,), (1,))
+    assert clusters_to_fetch(row(exchange, 0), announcement) == ()
+    assert clusters_to_fetch(row(exchange, 1), announcement) == (1,)

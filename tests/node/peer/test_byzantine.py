@@ -1,4 +1,7 @@
-"""A neighbour that lies costs the others its own voice, and little time: over the in-memory transport, whose checks are the wire's."""
+"""A Byzantine neighbour loses its own influence and costs the others little time.
+
+The peers use the in-memory transport, which encodes and checks every message as on the wire.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -15,53 +18,58 @@ from fedspd.experiment.build import build_experiment
 from fedspd.node.identity.manifest import Manifest, Member
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
-from fedspd.node.peer.liveness import CHANCES, Timeouts
+from fedspd.node.peer.liveness import MAX_MISSED_DEADLINES, Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.wire.memory import MemoryNetwork
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 from fedspd.runtime.block_runner import BlockRunner
+from fedspd.storage.atomic import Json
 
 ROUNDS = 12
-COMMON = {"clients": 3, "rounds": ROUNDS, "data": {"name": "digits", "examples": 30}, "topology": {"kind": "complete"},
-          "model": {"name": "linear"}}  # fmt: skip
-PATIENCE = Timeouts(start=60, least=1, most=3, beat=0.1, silence=30, leave=0.2)
+COMMON = {
+    "clients": 3,
+    "rounds": ROUNDS,
+    "data": {"name": "digits", "examples": 30},
+    "topology": {"kind": "complete"},
+    "model": {"name": "linear"},
+}
+TIMEOUTS = Timeouts(
+    start=60,
+    min_deadline=1,
+    max_deadline=3,
+    heartbeat_interval=0.1,
+    down_after=30,
+    linger=0.2,
+)
 MEMBERS = tuple(
     Member(f"n{i}", i, f"host:{7000 + i}", tuple(f"n{j}" for j in range(3) if j != i), i + 1)
     for i in range(3)
 )
 
 
-def manifest_of(config: ExperimentConfig) -> Manifest:
+def build_manifest(config: ExperimentConfig) -> Manifest:
     experiment = build_experiment(config)
     federation, size = experiment.federation, experiment.plan.learner.size
-    return Manifest(
-        "0" * 32,
-        False,
-        as_dict(config),
-        federation.shape,
-        federation.classes,
-        size,
-        "float32",
-        MEMBERS,
-    )
+    about = as_dict(config), federation.shape, federation.classes, size, "float32"
+    return Manifest("0" * 32, False, *about, MEMBERS)
 
 
-FEDAVG = manifest_of(validate({**COMMON, "method": "fedavg", "clusters": 1}))
-FEDSPD = manifest_of(
+FEDAVG = build_manifest(validate({**COMMON, "method": "fedavg", "clusters": 1}))
+FEDSPD = build_manifest(
     validate({**COMMON, "method": "fedspd", "clusters": 2, "fedspd": {"align_every": 2}})
 )
 HONEST = Announcement(1, 0, (0,), (30.0,), (0,), 0, 2)
 
 
-class Liar:
-    """Node 2 says hello like the others, and then whatever the test wants."""
+class Byzantine:
+    """Node 2, which greets like the others and otherwise does what the test wants."""
 
     manifest = FEDAVG
 
     def __init__(
-        self, says: Callable[[int], Announcement], gives: Callable[[Request], Offer]
+        self, announces: Callable[[int], Announcement], offers: Callable[[Request], Offer]
     ) -> None:
-        self.says, self.gives, self.round = says, gives, 1
+        self.announces, self.offers, self.round = announces, offers, 1
 
     def handle_hello(self, sender: str, hello: Hello) -> Hello:
         return Hello(self.manifest.agreement, self.round, "host:7002")
@@ -70,115 +78,123 @@ class Liar:
         self.round = max(self.round, announcement.round)
 
     def handle_request(self, sender: str, request: Request) -> Offer:
-        return self.gives(request)
+        return self.offers(request)
 
-    async def live(self, network: MemoryNetwork) -> None:
+    def handle_mute(self, neighbour: str) -> None: ...
+
+    async def run(self, network: MemoryNetwork) -> None:
         transport = network.transport(self.manifest, "n2")
         await transport.start(self)
         while True:
             for name in ("n0", "n1"):
                 try:
                     await transport.hello(name, self.handle_hello(name, Hello("", 0, "")), 1)
-                    await transport.announce(name, self.says(self.round), 1)
+                    await transport.announce(name, self.announces(self.round), 1)
                 except TransportError:
                     pass
             await asyncio.sleep(0.02)
 
 
-def peer(i: int, network: MemoryNetwork, manifest: Manifest, folder: Path) -> Peer:
-    near = {f"n{j}": j for j in range(3) if j != i}
-    place = NodeContext(
-        f"n{i}", i, f"host:{7000 + i}", near, manifest.agreement, ROUNDS, "uniform", 1
+def build_peer(i: int, network: MemoryNetwork, manifest: Manifest, folder: Path) -> Peer:
+    neighbours = {f"n{j}": j for j in range(3) if j != i}
+    name, address = f"n{i}", f"host:{7000 + i}"
+    context = NodeContext(
+        name, i, address, neighbours, manifest.agreement, ROUNDS, "uniform", evaluate_every=1
     )
-    journal = Journal(
-        folder / place.name,
-        {"network": manifest.network, "node": place.name, "agreement": manifest.agreement},
-    )
-    runner = BlockRunner(
-        build_experiment(validate(manifest.config)).plan.select_clients(range(i, i + 1))
-    )
-    return Peer(place, runner, journal, network.transport(manifest, place.name), PATIENCE)
+    owner = {"network": manifest.network, "node": name, "agreement": manifest.agreement}
+    journal = Journal(folder / name, owner)
+    plan = build_experiment(validate(manifest.config)).plan
+    runner = BlockRunner(plan.select_clients(range(i, i + 1)))
+    transport = network.transport(manifest, name)
+    return Peer(context, runner, journal, transport, TIMEOUTS)
 
 
-async def two_honest(liar: Liar, folder: Path) -> list[Peer]:
+async def run_with(byzantine: Byzantine, folder: Path) -> list[Peer]:
+    """Run two honest peers beside a Byzantine one."""
     network = MemoryNetwork()
-    honest = [peer(i, network, liar.manifest, folder) for i in range(2)]
+    honest = [build_peer(i, network, byzantine.manifest, folder) for i in range(2)]
     with ThreadPoolExecutor(1) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
-        lying = asyncio.create_task(liar.live(network))
-        await asyncio.gather(*(each.live() for each in honest))
-        lying.cancel()
+        attack = asyncio.create_task(byzantine.run(network))
+        await asyncio.gather(*(peer.run() for peer in honest))
+        attack.cancel()
     return honest
+
+
+def round_events(peer: Peer) -> list[Json]:
+    return [event for event in peer.journal.run_folder.events() if event["event"] == "round"]
+
+
+def slow_rounds(events: list[Json]) -> int:
+    return sum(event["seconds"]["waiting"] > TIMEOUTS.min_deadline for event in events)
 
 
 def refuse(request: Request) -> Offer:
     raise RejectedError("not now.")
 
 
-def model(value: float) -> Callable[[Request], Offer]:
+def offer_constant(value: float) -> Callable[[Request], Offer]:
     return lambda request: Offer((0,), torch.full((1, request.size), value))
 
 
-def at(round: int, **changes: object) -> Announcement:
+def announce(round: int, **changes: object) -> Announcement:
     return Announcement(**{**HONEST.__dict__, "round": round, **changes})
 
 
-@pytest.mark.parametrize(
-    "liar",
-    [
-        Liar(lambda t: at(t), model(float("nan"))),
-        Liar(lambda t: at(t), refuse),
-        Liar(lambda t: at(t), lambda request: Offer((0,), torch.zeros(1, request.size - 1))),
-        Liar(lambda t: at(t, clusters=(0, -1), weights=(1.0, 1.0)), model(0.0)),
-        Liar(lambda t: at(ROUNDS), model(0.0)),
-        Liar(lambda t: at(ROUNDS + 1), model(0.0)),
-    ],
-    ids=["not a number", "announces, but never gives", "wrong shape", "too many models", "always from the last round", "no such round"],
-)  # fmt: skip
-def test_the_honest_go_on_with_one_another(liar: Liar, tmp_path: Path) -> None:
-    honest = asyncio.run(two_honest(liar, tmp_path))
-    for one, other in zip(honest, reversed(honest), strict=True):
-        events = [event for event in one.journal.record.events() if event["event"] == "round"]
+ATTACKS = {
+    "not a number": Byzantine(announce, offer_constant(float("nan"))),
+    "announces without offering": Byzantine(announce, refuse),
+    "wrong shape": Byzantine(
+        announce, lambda request: Offer((0,), torch.zeros(1, request.size - 1))
+    ),
+    "too many models": Byzantine(
+        lambda t: announce(t, clusters=(0, -1), weights=(1.0, 1.0)), offer_constant(0.0)
+    ),
+    "always the last round": Byzantine(lambda t: announce(ROUNDS), offer_constant(0.0)),
+    "no such round": Byzantine(lambda t: announce(ROUNDS + 1), offer_constant(0.0)),
+}
+
+
+@pytest.mark.parametrize("byzantine", ATTACKS.values(), ids=ATTACKS)
+def test_honest_peers_continue_beside_a_byzantine_one(byzantine: Byzantine, tmp_path: Path) -> None:
+    honest = asyncio.run(run_with(byzantine, tmp_path))
+    for peer, other in zip(honest, reversed(honest), strict=True):
+        events = round_events(peer)
         assert [event["round"] for event in events] == list(range(1, ROUNDS + 1))
-        assert all(other.place.name in event["received"] for event in events)
-        assert (
-            sum("n2" in event["received"] for event in events) <= 1
-        )  # the last round, if that is what it always announces
-        slow = [event for event in events if event["seconds"]["waiting"] > PATIENCE.least]
-        assert len(slow) <= CHANCES + 1
+        assert all(other.context.name in event["received"] for event in events)
+        # at most the last round, if it always announces that one
+        assert sum("n2" in event["received"] for event in events) <= 1
+        assert slow_rounds(events) <= MAX_MISSED_DEADLINES + 1
 
 
-class Deaf(Liar):
-    """Takes part in every round, and refuses to be told of any."""
+class Deaf(Byzantine):
+    """A node that takes part in every round and refuses all announcements."""
 
     def handle_announcement(self, sender: str, announcement: Announcement) -> None:
         super().handle_announcement(sender, announcement)
         raise RejectedError("not listening.")
 
 
-def test_a_neighbour_that_refuses_to_be_told_is_waited_for_only_so_often(tmp_path: Path) -> None:
-    honest = asyncio.run(two_honest(Deaf(lambda t: at(t), model(0.0)), tmp_path))
-    for one in honest:
-        waits = [
-            event["seconds"]["waiting"]
-            for event in one.journal.record.events()
-            if event["event"] == "round"
-        ]
-        assert len(waits) == ROUNDS
-        assert sum(seconds > PATIENCE.least for seconds in waits) <= CHANCES + 1
+def test_honest_peers_soon_stop_waiting_for_one_that_refuses_announcements(
+    tmp_path: Path,
+) -> None:
+    for peer in asyncio.run(run_with(Deaf(announce, offer_constant(0.0)), tmp_path)):
+        events = round_events(peer)
+        assert len(events) == ROUNDS
+        assert slow_rounds(events) <= MAX_MISSED_DEADLINES + 1
 
 
-class InFedSPD(Liar):
+class ByzantineInFedSPD(Byzantine):
     manifest = FEDSPD
 
 
-def test_a_neighbour_that_announces_no_cluster_does_not_lead_the_labels(tmp_path: Path) -> None:
-    """With the lowest note of all, but no model that labels could be matched with."""
-    nobody = InFedSPD(lambda t: at(t, clusters=(NO_CLUSTER,), weights=(1.0,), note=-5), refuse)
-    for one in asyncio.run(two_honest(nobody, tmp_path)):
-        assert [
-            event["round"] for event in one.journal.record.events() if event["event"] == "round"
-        ] == list(range(1, ROUNDS + 1))
-        assert one.runner.state.note_C.tolist() == [
-            one.place.client
-        ]  # 0 follows itself, 1 follows 0 from one hop away
+def test_peer_that_announces_no_cluster_does_not_lead_the_alignment(tmp_path: Path) -> None:
+    """It has the lowest note of all, but no model to match labels with."""
+    byzantine = ByzantineInFedSPD(
+        lambda t: announce(t, clusters=(NO_CLUSTER,), weights=(1.0,), note=-5), refuse
+    )
+    for peer in asyncio.run(run_with(byzantine, tmp_path)):
+        rounds = [event["round"] for event in round_events(peer)]
+        assert rounds == list(range(1, ROUNDS + 1))
+        # node 0 follows itself, node 1 follows node 0 from one hop away
+        assert peer.runner.state.note_C.tolist() == [peer.context.client]

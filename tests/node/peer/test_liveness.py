@@ -1,12 +1,21 @@
-"""Who is waited for, and how long: with a clock that the test turns."""
+"""The failure detector and the clocks, with a clock that the test sets."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
-from fedspd.node.peer.liveness import CHANCES, LAPSE, ActiveClock, FailureDetector, Timeouts
+from fedspd.node.peer import liveness
+from fedspd.node.peer.liveness import (
+    MAX_MISSED_DEADLINES,
+    MAX_TICK_SECONDS,
+    ActiveClock,
+    FailureDetector,
+    Timeouts,
+)
 
-PATIENCE = Timeouts(least=5, most=100, factor=3, beat=2, silence=10)
+TIMEOUTS = Timeouts(
+    min_deadline=5, max_deadline=100, deadline_factor=3, heartbeat_interval=2, down_after=10
+)
 
 
 class Clock:
@@ -22,131 +31,152 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watch(clock: Clock) -> FailureDetector:
-    return FailureDetector(PATIENCE, {"a": 0, "b": 1, "c": 2}, clock)
+def detector(clock: Clock) -> FailureDetector:
+    return FailureDetector(TIMEOUTS, {"a": 0, "b": 1, "c": 2}, clock)
 
 
-def test_nobody_is_alive_before_a_sign_of_life(watch: FailureDetector) -> None:
-    assert watch.living() == []
-    assert all(watch.quiet(name) for name in "abc")
-
-
-def test_a_neighbour_is_believed_dead_after_ten_seconds_of_silence(
-    watch: FailureDetector, clock: Clock
+def test_detector_knows_no_live_neighbour_before_the_first_message(
+    detector: FailureDetector,
 ) -> None:
-    watch.sign_of_life("a")
+    assert detector.live_neighbours() == []
+    assert detector.next_failure() == float("inf")
+    assert all(detector.is_heartbeat_due(name) for name in "abc")
+
+
+def test_detector_marks_a_neighbour_as_down_after_ten_silent_seconds(
+    detector: FailureDetector, clock: Clock
+) -> None:
+    detector.record_message("a")
     clock.now = 9.9
-    assert watch.alive("a")
+    assert detector.is_alive("a")
     clock.now = 10.0
-    assert not watch.alive("a")
+    assert not detector.is_alive("a")
 
 
-def test_a_heartbeat_is_due_when_nothing_else_was_heard(
-    watch: FailureDetector, clock: Clock
+def test_detector_knows_when_the_next_neighbour_is_marked_as_down(
+    detector: FailureDetector, clock: Clock
 ) -> None:
-    watch.sign_of_life("a")
+    detector.record_message("a")
+    clock.now = 4.0
+    detector.record_message("b")
+    assert detector.next_failure() == 10
+    detector.record_message("a")
+    assert detector.next_failure() == 14
+    clock.now = 14.0
+    assert detector.next_failure() == float("inf")
+
+
+def test_heartbeat_is_due_after_two_silent_seconds(detector: FailureDetector, clock: Clock) -> None:
+    detector.record_message("a")
     clock.now = 1.9
-    assert not watch.quiet("a")
+    assert not detector.is_heartbeat_due("a")
     clock.now = 2.0
-    assert watch.quiet("a")
+    assert detector.is_heartbeat_due("a")
 
 
-def test_the_first_deadline_is_the_longest(watch: FailureDetector) -> None:
-    assert watch.deadline() == 100
+def test_deadline_starts_at_its_maximum(detector: FailureDetector) -> None:
+    assert detector.deadline() == 100
 
 
-def test_the_deadline_is_three_times_what_the_slowest_living_neighbour_took(
-    watch: FailureDetector, clock: Clock
+def test_deadline_is_three_times_the_slowest_response_of_a_live_neighbour(
+    detector: FailureDetector, clock: Clock
 ) -> None:
     for name, seconds in {"a": 4.0, "b": 7.0}.items():
-        watch.sign_of_life(name)
-        watch.in_time(name, seconds)
-    assert watch.deadline() == 21
+        detector.record_message(name)
+        detector.record_response(name, seconds)
+    assert detector.deadline() == 21
     clock.now = 8.0
-    watch.sign_of_life("a")
-    clock.now = 12.0  # b was last seen twelve seconds ago, a four
-    assert watch.deadline() == 12
+    detector.record_message("a")
+    clock.now = 12.0  # b has been silent for twelve seconds, a for four
+    assert detector.deadline() == 12
 
 
-def test_the_deadline_stays_between_its_limits(watch: FailureDetector) -> None:
-    watch.sign_of_life("a")
-    watch.in_time("a", 0.01)
-    assert watch.deadline() == 5
-    watch.in_time("a", 1000)
-    assert watch.deadline() == 100
+def test_deadline_stays_between_its_limits(detector: FailureDetector) -> None:
+    detector.record_message("a")
+    detector.record_response("a", 0.01)
+    assert detector.deadline() == 5
+    detector.record_response("a", 1000)
+    assert detector.deadline() == 100
 
 
-def test_old_waits_are_forgotten(watch: FailureDetector) -> None:
-    watch.sign_of_life("a")
+def test_deadline_forgets_old_responses(detector: FailureDetector) -> None:
+    detector.record_message("a")
     for seconds in [30.0] + [2.0] * 8:
-        watch.in_time("a", seconds)
-    assert watch.deadline() == 6
+        detector.record_response("a", seconds)
+    assert detector.deadline() == 6
 
 
-def test_one_that_is_late_again_and_again_is_no_longer_waited_for_until_it_is_in_time(
-    watch: FailureDetector,
+def test_detector_stops_waiting_for_a_straggler_until_it_responds_in_time(
+    detector: FailureDetector,
 ) -> None:
     for name in "ab":
-        watch.sign_of_life(name)
-        watch.in_time(name, 2.0)
-    for _ in range(CHANCES):
-        assert watch.worth_waiting("a")
-        watch.too_late("a", 20.0)
-    assert not watch.worth_waiting("a")
-    assert watch.deadline() == 6  # b's alone
-    watch.in_time("a", 3.0)
-    assert watch.worth_waiting("a")
+        detector.record_message(name)
+        detector.record_response(name, 2.0)
+    for _ in range(MAX_MISSED_DEADLINES):
+        assert detector.is_awaited("a")
+        detector.record_missed_deadline("a", 20.0)
+    assert not detector.is_awaited("a")
+    assert detector.deadline() == 6  # three times the response of b
+    detector.record_response("a", 3.0)
+    assert detector.is_awaited("a")
 
 
-def test_the_front_needs_two_witnesses_where_there_are_two(watch: FailureDetector) -> None:
-    assert watch.front() == 0
-    watch.sign_of_life("a", 900)
-    assert watch.front() == 0  # b and c are only late: who is there alone may lie
-    watch.sign_of_life("b", 7)
-    watch.sign_of_life("c", 5)
-    assert watch.front() == 7
+def test_confirmed_round_needs_two_neighbours(detector: FailureDetector) -> None:
+    assert detector.confirmed_round() == 0
+    detector.record_message("a", 900)
+    assert detector.confirmed_round() == 0  # b and c are only late; a alone may be Byzantine
+    detector.record_message("b", 7)
+    detector.record_message("c", 5)
+    assert detector.confirmed_round() == 7
 
 
-def test_a_lone_witness_is_believed_when_no_other_has_come_for_as_long_as_a_network_takes_to_start(
-    watch: FailureDetector, clock: Clock
+def test_confirmed_round_needs_one_neighbour_after_the_quorum_timeout(
+    detector: FailureDetector, clock: Clock
 ) -> None:
-    watch.sign_of_life("b", 3)
-    clock.now = PATIENCE.start - 1
-    watch.sign_of_life("a", 9)
-    assert watch.front() == 0  # c may only be late, b was there a while ago
+    detector.record_message("b", 3)
+    clock.now = TIMEOUTS.start - 1
+    detector.record_message("a", 9)
+    assert detector.confirmed_round() == 0  # c may only be late, b was there a while ago
     clock.now += 1
-    watch.sign_of_life("a", 9)
-    assert watch.front() == 9
-    watch.sign_of_life("c", 4)
-    assert watch.front() == 4  # c is there again: two witnesses, as ever
+    detector.record_message("a", 9)
+    assert detector.confirmed_round() == 9
+    detector.record_message("c", 4)
+    assert detector.confirmed_round() == 4  # c is back: two neighbours again
 
 
-def test_a_shorter_hope_believes_sooner(clock: Clock) -> None:
-    watch = FailureDetector(PATIENCE, {"a": 0, "b": 1}, clock, hope=PATIENCE.least)
-    watch.sign_of_life("a", 9)
-    assert watch.front() == 0
-    clock.now = PATIENCE.least
-    watch.sign_of_life("a", 9)
-    assert watch.front() == 9
+def test_confirmed_round_follows_a_shorter_quorum_timeout(clock: Clock) -> None:
+    detector = FailureDetector(TIMEOUTS, {"a": 0, "b": 1}, clock, quorum_timeout=5)
+    detector.record_message("a", 9)
+    assert detector.confirmed_round() == 0
+    clock.now = 5
+    detector.record_message("a", 9)
+    assert detector.confirmed_round() == 9
 
 
-def test_what_a_process_slept_through_is_nobodys_silence() -> None:
+def test_confirmed_round_trusts_an_only_neighbour(clock: Clock) -> None:
+    detector = FailureDetector(TIMEOUTS, {"a": 0}, clock)
+    assert detector.confirmed_round() == 0
+    detector.record_message("a", 900)
+    assert detector.confirmed_round() == 900
+    assert FailureDetector(TIMEOUTS, {}, clock).confirmed_round() == 0
+
+
+@pytest.fixture
+def system_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(liveness, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+def test_active_clock_skips_a_suspension_of_the_process(system_time: Clock) -> None:
     clock = ActiveClock()
-    before = clock()
-    time.sleep(2 * LAPSE)
-    assert clock() - before == pytest.approx(LAPSE)
+    system_time.now = 60.0
+    assert clock() == MAX_TICK_SECONDS
 
 
-def test_time_that_is_looked_at_counts() -> None:
-    clock, started = ActiveClock(), time.monotonic()
-    while time.monotonic() - started < 0.2:
+def test_active_clock_counts_the_time_between_frequent_readings(system_time: Clock) -> None:
+    clock = ActiveClock()
+    for tenth in range(1, 21):
+        system_time.now = tenth / 10
         clock()
-    assert 0.15 < clock.seconds <= 0.25
-
-
-def test_an_only_neighbour_is_believed(clock: Clock) -> None:
-    watch = FailureDetector(PATIENCE, {"a": 0}, clock)
-    assert watch.front() == 0
-    watch.sign_of_life("a", 900)
-    assert watch.front() == 900
-    assert FailureDetector(PATIENCE, {}, clock).front() == 0
+    assert clock.seconds == pytest.approx(2.0)

@@ -49,6 +49,9 @@ class Node:
     def handle_announcement(self, sender, announcement):
         self.received.append((sender, announcement))
 
+    def handle_mute(self, neighbour):
+        pass
+
     def handle_request(self, sender, request):
         self.received.append((sender, request))
         wanted = [k for k in range(3) if k in request.wants]

@@ -1,6 +1,6 @@
-"""What came out of a node: its own model as a file for other programs, or its answers.
+"""The result of a node: its personal model as a file for other programs, or its predictions.
 
-Shapes: C clients, here one; P numbers in a model.
+Shapes: C clients, here one; P parameters of a model.
 """
 
 import logging
@@ -16,16 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedspd.config import validate
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, MissingExtraError, StorageError
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_inputs
 from fedspd.data.federation import scale_inputs
 from fedspd.experiment.build import build_algorithm, build_learner
-from fedspd.node.host.bundle import manifest_of, part_in, whose
-from fedspd.node.identity.manifest import Manifest, file_exists
-from fedspd.node.peer.journal import check_same
+from fedspd.node.host.bundle import Bundle
+from fedspd.node.identity.manifest import file_exists
+from fedspd.node.peer.journal import check_owner
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.storage.run_folder import RunFolder
@@ -33,45 +32,46 @@ from fedspd.storage.run_folder import RunFolder
 SUFFIXES = (".onnx", ".safetensors")
 
 
-def finished(bundle: Path, state: Path | None = None) -> BlockRunner:
-    """The node's state after its last committed round. A node that runs holds its folder: no round is read half."""
-    manifest = manifest_of(bundle)
-    me = whose(bundle, manifest)
-    folder = state or bundle / "state"
+def load_runner(bundle: Bundle, state: Path | None = None) -> BlockRunner:
+    """Return a runner with the node's state after its last committed round.
+
+    A running node locks its journal, so a round is never read while it is written.
+    """
+    folder = bundle.journal_folder(state)
     if not file_exists(folder / "run.json"):
         raise StorageError(
-            f"There are no rounds of a node in '{folder}': run it first, or say where they are with --state."
+            f"--state {folder}: no journal of a node; expected a folder with run.json. "
+            "Run the node first, or give its folder with --state."
         )
-    check_same(RunFolder.open(folder), part_in(manifest, me.name))
-    runner = BlockRunner(_without_examples(manifest, me.client))
-    record = RunFolder.open(folder).lock()
+    run_folder = RunFolder.open(folder)
+    check_owner(run_folder, bundle.owner)
+    runner = BlockRunner(_build_empty_plan(bundle))
+    run_folder.lock()
     try:
-        latest = record.latest()
+        latest = run_folder.latest()
         if latest is None:
             raise StorageError(
-                f"The node in '{folder}' has not committed a round yet: let it run first."
+                f"--state {folder}: no committed round; expected at least one. Run the node first."
             )
         runner.load(latest[0])
     finally:
-        record.unlock()
+        run_folder.unlock()
     return runner
 
 
-def _without_examples(manifest: Manifest, client: int) -> Plan:
-    """A plan that can read a state and predict; its examples are zeros, since the real ones are not needed for that."""
-    config = validate(manifest.config)
+def _build_empty_plan(bundle: Bundle) -> Plan:
+    """Return a plan whose examples are zeros: enough to read a state and to predict."""
+    config, manifest, client = bundle.config, bundle.manifest, bundle.identity.client
     n = max(2, config.clusters)
+    x = torch.zeros(n, *manifest.shape)
     y = torch.zeros(n, dtype=torch.long if manifest.classes else torch.float32)
-    block = Block(
-        [client], max(config.clients, client + 1), [torch.zeros(n, *manifest.shape)], [y], n
-    )
-    trainer = build_learner(config, manifest.shape, manifest.classes)
-    return Plan(
-        build_algorithm(config), trainer, block, block, [np.zeros(n, np.int64)], 1, Key(config.seed)
-    )
+    block = Block([client], max(config.clients, client + 1), [x], [y], n)
+    learner = build_learner(config, manifest.shape, manifest.classes)
+    true_clusters = [np.zeros(n, np.int64)]
+    return Plan(build_algorithm(config), learner, block, block, true_clusters, 1, Key(config.seed))
 
 
-def own_model(runner: BlockRunner) -> nn.Module:
+def personal_model(runner: BlockRunner) -> nn.Module:
     """Return the node's single personal model as an ordinary module."""
     model_CP = runner.observe().model_CP
     if model_CP is None:
@@ -83,44 +83,42 @@ def own_model(runner: BlockRunner) -> nn.Module:
     return runner.plan.learner.as_module(model_CP[0])
 
 
-def export(bundle: Path, to: Path, state: Path | None = None) -> None:
-    """The model alone; it takes examples as `scale_inputs` gives them."""
+def export(bundle: Bundle, to: Path, state: Path | None = None) -> None:
+    """Write the personal model to a file; it takes examples as `scale_inputs` returns them."""
     if to.suffix not in SUFFIXES:
         raise ConfigError(f"--to {to}: expected a name that ends in {' or '.join(SUFFIXES)}.")
     if not to.parent.is_dir():
-        raise ConfigError(f"--to {to}: there is no folder '{to.parent}'.")
-    runner = finished(bundle, state)
-    module, shape = own_model(runner), runner.plan.train.x[0].shape[1:]
-    with _written(to):
+        raise ConfigError(f"--to {to}: there is no folder '{to.parent}'. Create it first.")
+    runner = load_runner(bundle, state)
+    module, shape = personal_model(runner), runner.plan.train.x[0].shape[1:]
+    with _disk_errors(to):
         if to.suffix == ".onnx":
-            _to_onnx(module, torch.zeros(2, *shape, dtype=runner.plan.learner.dtype), to)
+            _save_onnx(module, torch.zeros(2, *shape, dtype=runner.plan.learner.dtype), to)
         else:
-            save_file(
-                {name: tensor.contiguous() for name, tensor in module.state_dict().items()}, to
-            )
+            weights = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+            save_file(weights, to)
 
 
 @contextmanager
-def _written(to: Path) -> Iterator[None]:
+def _disk_errors(to: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise StorageError(
-            f"'{to}' could not be written ({error}): put that right and try again."
+            f"'{to}' could not be written ({error}). Fix the cause and try again."
         ) from None
 
 
-def _to_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
+def _save_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError:
         raise MissingExtraError.of("A model as ONNX", "onnx") from None
-    logging.getLogger("torch.onnx").setLevel(
-        logging.ERROR
-    )  # it warns of torchvision, which nobody needs here
+    # torch.onnx warns that torchvision is missing, which nothing here needs
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     batch = {0: torch.export.Dim("examples")}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+        warnings.simplefilter("ignore", FutureWarning)  # torch warns of its own internals
         program: Any = torch.onnx.export(
             module,
             (x,),
@@ -133,13 +131,14 @@ def _to_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
     program.save(str(to))
 
 
-def predict(bundle: Path, inputs: Path, state: Path | None = None) -> Tensor:
-    """The node's answers to examples like its own: scores per class, or the values of a regression."""
-    runner = finished(bundle, state)
+def predict(bundle: Bundle, inputs: Path, state: Path | None = None) -> Tensor:
+    """Return the node's predictions: scores per class, or the values of a regression."""
+    runner = load_runner(bundle, state)
     x = scale_inputs(load_inputs(inputs, tuple(runner.plan.train.x[0].shape[1:])))
     return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [x])[0].detach()
 
 
 def write_scores(scores: Tensor, to: Path) -> None:
-    with _written(to), open(to, "wb") as file:  # numpy itself would put .npz behind the name
+    """Write predictions as an .npz file with the array y."""
+    with _disk_errors(to), open(to, "wb") as file:  # given a name, numpy would append .npz to it
         np.savez(file, y=scores.numpy())

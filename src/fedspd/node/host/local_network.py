@@ -1,4 +1,4 @@
-"""A whole network as real processes on this machine: what `fedspd node run` does on many devices, on one."""
+"""All nodes of a network as processes on this machine, each running `fedspd node run`."""
 
 import json
 import os
@@ -18,15 +18,15 @@ from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 HOST = "127.0.0.1"
-LOOK = 0.5  # seconds between two looks at the nodes
-LEAVE = 60.0  # seconds for a node to finish its step
-RESTARTS = 3  # of a node that is killed again and again
-TAIL = 1 << 16  # bytes, enough for a line of a journal
-NODE = "from fedspd.cli.main import main; main()"
+POLL_SECONDS = 0.5  # between two looks at the journals, which other processes write
+STOP_SECONDS = 60.0  # for a node to finish its step before it is killed
+MAX_RESTARTS = 3  # of a node that is killed repeatedly
+TAIL_BYTES = 1 << 16  # enough for one line of a journal
+PROGRAM = "from fedspd.cli.main import main; main()"
 
 
 class NodeProcess:
-    """A node's process, and what its journal said last."""
+    """The process of one node, with the last event of its journal."""
 
     def __init__(self, bundle: Path) -> None:
         self.name, self.bundle = bundle.name, bundle
@@ -35,38 +35,40 @@ class NodeProcess:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", NODE, "node", "run", "--bundle", str(self.bundle)]
+        command = [sys.executable, "-c", PROGRAM, "node", "run", "--bundle", str(self.bundle)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(self.bundle / "log.txt", "ab") as log:
             return subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
 
-    def look(self) -> None:
-        """Take in what the journal says; whoever was killed is started again, as a service manager would."""
+    def refresh(self) -> None:
+        """Read the journal's last event; restart a killed node, as a service manager would."""
         path = self.bundle / "state" / "events.jsonl"
         if path.exists() and (line := _last_line(path)):
             self.last = json.loads(line)
-        if (self.process.poll() or 0) < 0 and self.restarts < RESTARTS:
+        was_killed = (self.process.poll() or 0) < 0
+        if was_killed and self.restarts < MAX_RESTARTS:
             self.restarts += 1
             self.process = self._start()
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
+        """Whether the node has finished every round and the final phase."""
         return self.last.get("event") == "final"
 
     @property
     def state(self) -> str:
+        """Return the state of the process in a few words."""
         code = self.process.poll()
-        if code is None:
-            return ("running" if self.last else "starting") + (
-                f", restarted {self.restarts}x" if self.restarts else ""
-            )
-        return f"failed ({code})" if code else "done" if self.done else "left"
+        if code is not None:
+            return f"failed ({code})" if code else "done" if self.is_done else "left"
+        state = "running" if self.last else "starting"
+        return f"{state}, restarted {self.restarts}x" if self.restarts else state
 
     @property
     def reason(self) -> str:
-        """The last thing that it said."""
+        """Return the last line of the log, which says why the node failed."""
         return _last_line(self.bundle / "log.txt").decode(errors="replace").removeprefix("fedspd: ")
 
 
@@ -74,54 +76,59 @@ Listener = Callable[[Sequence[NodeProcess]], None]
 
 
 def create(config: ExperimentConfig, folder: Path) -> None:
-    """The network's certificates and bundles, with addresses on this machine that are free now."""
+    """Create certificates and bundles for free addresses of this machine."""
     names = [f"node-{i}" for i in range(config.clients)]
-    provisioning.create(
-        config, folder, addresses=dict(zip(names, _free_addresses(len(names)), strict=True))
-    )
+    addresses = dict(zip(names, _free_addresses(len(names)), strict=True))
+    provisioning.create(config, folder, addresses=addresses)
 
 
-def config_of(folder: Path) -> ExperimentConfig:
+def read_config(folder: Path) -> ExperimentConfig:
+    """Return the config of the network in the folder."""
     return validate(Manifest.load(folder / "network.json").config)
 
 
-def refuse_other(config: ExperimentConfig, folder: Path) -> None:
-    """Only what was begun is continued."""
-    before, now = (as_dict(each) for each in (config_of(folder), config))
-    if differing := sorted(
-        key for key in before.keys() | now.keys() if before.get(key) != now.get(key)
-    ):
+def check_same_config(given: ExperimentConfig, stored: ExperimentConfig, folder: Path) -> None:
+    """Refuse to continue a network with another config."""
+    before, now = as_dict(stored), as_dict(given)
+    differing = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if differing:
         raise StorageError(
-            f"'{folder}' holds a network of another config, which differs in {', '.join(differing)}: "
-            "give no config to continue it as it is, or another --out for a new network."
+            f"--out {folder}: holds a network of another config, which differs in "
+            f"{', '.join(differing)}; expected the same. Give no config to continue this "
+            "network, or another --out for a new one."
         )
 
 
-def up(folder: Path, listener: Listener, look: float = LOOK) -> Json:
-    """Run every node until all are done; what each came to. Ctrl-C lets them finish their step and commit."""
-    addresses = _addresses(folder)
-    _refuse_taken(addresses)
+def up(
+    folder: Path,
+    config: ExperimentConfig,
+    listener: Listener,
+    poll_seconds: float = POLL_SECONDS,
+) -> Json:
+    """Run every node until all are done; return a summary. Ctrl-C lets each commit its step."""
+    addresses = _find_addresses(folder, config.clients)
+    _check_free(addresses)
     nodes: list[NodeProcess] = []
     try:
         nodes += (NodeProcess(folder / "nodes" / name) for name in addresses)
         while any(node.process.poll() is None for node in nodes):
-            time.sleep(look)
-            _look(nodes, listener)
+            time.sleep(poll_seconds)
+            for node in nodes:
+                node.refresh()
+            listener(nodes)
     except BaseException:
         _stop(nodes)
         raise
     if failed := [node for node in nodes if node.process.returncode]:
-        raise NodeError(
-            f"{failed[0].name} failed: {failed[0].reason} (Its log is '{failed[0].bundle / 'log.txt'}'.)"
-        )
-    found = summary(nodes)
-    RunFolder(folder).write("up.json", found)
-    return found
+        first = failed[0]
+        raise NodeError(f"{first.name} failed: {first.reason} (See '{first.bundle / 'log.txt'}'.)")
+    summary = summarise(nodes)
+    RunFolder(folder).write("up.json", summary)
+    return summary
 
 
-def _addresses(folder: Path) -> dict[str, str]:
-    """Of every node but the revoked, and the newcomers, who bring their own data."""
-    clients = config_of(folder).clients
+def _find_addresses(folder: Path, clients: int) -> dict[str, str]:
+    """Return the addresses of all nodes but revoked ones and newcomers, who bring their data."""
     members = [
         node
         for node in provisioning.show(folder)["nodes"]
@@ -130,12 +137,14 @@ def _addresses(folder: Path) -> dict[str, str]:
     for member in members:
         if not (folder / "nodes" / member["name"]).is_dir():
             raise StorageError(
-                f"The bundle of {member['name']} is not in '{folder / 'nodes'}': a network runs here only if all its bundles are."
+                f"--out {folder}: the bundle of {member['name']} is not in '{folder / 'nodes'}'; "
+                "expected the bundles of all nodes. Copy it back."
             )
     return {member["name"]: member["address"] for member in members}
 
 
-def summary(nodes: Sequence[NodeProcess]) -> Json:
+def summarise(nodes: Sequence[NodeProcess]) -> Json:
+    """Return the last result of every node and the mean accuracy."""
     scores = [node.last["accuracy"] for node in nodes if node.last.get("accuracy") is not None]
     return {
         "nodes": {
@@ -146,16 +155,10 @@ def summary(nodes: Sequence[NodeProcess]) -> Json:
     }
 
 
-def _look(nodes: Sequence[NodeProcess], listener: Listener) -> None:
-    for node in nodes:
-        node.look()
-    listener(nodes)
-
-
 def _stop(nodes: Sequence[NodeProcess]) -> None:
     for node in nodes:
         node.process.terminate()
-    end = time.monotonic() + LEAVE
+    end = time.monotonic() + STOP_SECONDS
     for node in nodes:
         try:
             node.process.wait(max(0.1, end - time.monotonic()))
@@ -164,32 +167,33 @@ def _stop(nodes: Sequence[NodeProcess]) -> None:
 
 
 def _last_line(path: Path) -> bytes:
-    """The last whole one: the next may be half written."""
+    """Return the last complete line: the next one may be half written."""
     with open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        whole, _, _ = file.read().rpartition(b"\n")
-    return whole.rpartition(b"\n")[2]
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        complete, _, _ = file.read().rpartition(b"\n")
+    return complete.rpartition(b"\n")[2]
 
 
-def _refuse_taken(addresses: Mapping[str, str]) -> None:
-    """Before any node runs: the others would wait for the one that cannot."""
+def _check_free(addresses: Mapping[str, str]) -> None:
+    """Refuse addresses in use before any node runs: the others would wait for that one."""
     for name, address in addresses.items():
         host, _, port = address.rpartition(":")
         try:
-            kind, _, _, _, place = socket.getaddrinfo(
+            family, _, _, _, socket_address = socket.getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM
             )[0]
-            with closing(socket.socket(kind)) as probe:
+            with closing(socket.socket(family)) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
+                probe.bind(socket_address)
         except OSError as error:
             raise NodeError(
                 f"{name} cannot listen on {address} ({error.strerror}): is the network up already? "
-                "Stop whatever has that port, or make a new network with another --out."
+                "Stop the process that has the port, or create a new network with another --out."
             ) from None
 
 
 def _free_addresses(count: int) -> list[str]:
+    """Return addresses with different ports; all are bound at once, so none is drawn twice."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

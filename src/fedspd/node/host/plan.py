@@ -1,8 +1,7 @@
-"""What a node trains: the network's method and model, on examples of its own."""
+"""The training plan of a node: the network's method and model on the node's own data."""
 
 import numpy as np
 
-from fedspd.config import ExperimentConfig, validate
 from fedspd.core.block import Block
 from fedspd.core.errors import DataError
 from fedspd.core.keys import Key
@@ -10,74 +9,68 @@ from fedspd.data.custom import load_source
 from fedspd.data.federation import Distribution, Partition, gather
 from fedspd.data.sources import Examples, Source
 from fedspd.experiment.build import build_algorithm, build_experiment, build_learner
+from fedspd.node.host.bundle import Bundle
 from fedspd.node.identity.manifest import Manifest
 from fedspd.runtime.plan import Plan
 
 
-def plan(manifest: Manifest, client: int, data: str | None) -> Plan:
-    """`data` is the device's own; without it, the examples that a simulation of the config would deal to this client."""
-    config = validate(manifest.config)
+def build_plan(bundle: Bundle, data: str | None) -> Plan:
+    """Return the node's plan on its own data, or on those that a simulation would assign to it."""
     if data is not None:
-        return _own(manifest, config, client, load_source(data))
-    if client >= config.clients:
+        return _build_own_plan(bundle, load_source(data))
+    if bundle.is_newcomer:
         raise DataError(
-            "A node that joins a running network brings its own examples: give them with --data."
+            f"'{bundle.identity.name}' has no data: a node that joins later brings its own; "
+            "expected examples. Give them with --data."
         )
-    experiment = build_experiment(config)
-    if (experiment.federation.shape, experiment.federation.classes) != (
-        manifest.shape,
-        manifest.classes,
-    ):
+    manifest, experiment = bundle.manifest, build_experiment(bundle.config)
+    federation = experiment.federation
+    if (federation.shape, federation.classes) != (manifest.shape, manifest.classes):
         raise DataError(
-            f"This network's model takes examples of shape {manifest.shape} for {_kind(manifest.classes)}, and data.name = "
-            f"'{config.data.name}' has others: give this device's own with --data."
+            f"data.name = '{bundle.config.data.name}': does not fit this network's model; "
+            f"expected examples of shape {manifest.shape} for {_describe(manifest.classes)}. "
+            "Give the device's own with --data."
         )
+    client = bundle.identity.client
     return experiment.plan.select_clients(range(client, client + 1))
 
 
-def _own(manifest: Manifest, config: ExperimentConfig, client: int, source: Source) -> Plan:
+def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
+    config, manifest = bundle.config, bundle.manifest
     _check_fits(manifest, source)
     if (count := len(source.train.y)) < config.clusters:
         raise DataError(
-            f"'{source.name}' has {count} examples to train on: expected at least {config.clusters}, one for each cluster."
+            f"--data {source.name}: {count} training examples; "
+            f"expected at least {config.clusters}, one for each cluster. Give more examples."
         )
-    train, test = (
-        _block(examples, client, max(config.clients, client + 1))
-        for examples in (source.train, source.test)
-    )
-    trainer = build_learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
-    return Plan(
-        build_algorithm(config),
-        trainer,
-        train,
-        test,
-        [np.zeros(count, np.int64)],
-        1,
-        Key(config.seed),
-    )
+    train, test = (_build_block(examples, bundle) for examples in (source.train, source.test))
+    learner = build_learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
+    true_clusters = [np.zeros(count, np.int64)]  # unknown: all examples count as one distribution
+    return Plan(build_algorithm(config), learner, train, test, true_clusters, 1, Key(config.seed))
 
 
 def _check_fits(manifest: Manifest, source: Source) -> None:
+    """Reject data that the network's model cannot take."""
     if source.shape != manifest.shape:
         raise DataError(
-            f"'{source.name}' has examples of shape {source.shape}: expected {manifest.shape}, as this network's model takes them."
+            f"--data {source.name}: has examples of shape {source.shape}; expected "
+            f"{manifest.shape}, which this network's model takes. Give data of that shape."
         )
     if bool(source.classes) != bool(manifest.classes) or source.classes > manifest.classes:
         raise DataError(
-            f"'{source.name}' is data of {_kind(source.classes)}: this network's model is for {_kind(manifest.classes)}."
+            f"--data {source.name}: data of {_describe(source.classes)}; expected "
+            f"{_describe(manifest.classes)}, as in this network's model. Give such data."
         )
 
 
-def _kind(classes: int) -> str:
+def _describe(classes: int) -> str:
     return f"{classes} classes" if classes else "a regression"
 
 
-def _block(examples: Examples, client: int, network: int) -> Block:
-    """Scaled as the simulator scales them."""
-    n = len(examples.y)
-    part = gather(
-        [examples],
-        [Distribution("own")],
-        Partition(np.array([0, n]), np.arange(n), np.zeros(n, np.int64)),
-    )
-    return Block([client], network, [part.x], [part.y], n)
+def _build_block(examples: Examples, bundle: Bundle) -> Block:
+    """Return the examples as the block of one client, scaled as the simulator scales them."""
+    n, client = len(examples.y), bundle.identity.client
+    partition = Partition(np.array([0, n]), np.arange(n), np.zeros(n, np.int64))
+    part = gather([examples], [Distribution("own")], partition)
+    network_size = max(bundle.config.clients, client + 1)
+    return Block([client], network_size, [part.x], [part.y], n)

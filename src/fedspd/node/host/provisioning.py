@@ -1,10 +1,12 @@
-"""A network of peers as a folder: made, shown and changed by its operator. A device gets a bundle, and never needs this folder.
+"""A network of peers as a folder, which its operator creates, shows and changes.
+
+A device gets a bundle and never needs this folder.
 
 NETWORK/
-  ca.key  ca.crt    the network's own certificate authority; the key stays here
-  network.json      the manifest: what is agreed on, and every node that there ever was
-  revoked.crl       which of them count no more; copied to the devices when it changes
-  nodes/NAME/       bundles (identity.py)
+  ca.key  ca.crt    the network's certificate authority; the key stays here
+  network.json      the manifest: the agreed settings and every node that was ever added
+  revoked.crl       the revoked nodes; copied to the devices when it changes
+  nodes/NAME/       bundles (identity/credentials.py)
 """
 
 import os
@@ -39,12 +41,12 @@ if TYPE_CHECKING:
     from fedspd.core.learner import Learner
 
 HOST, PORT = "127.0.0.1", 7700
-SECRETS = ("ca.key", "node.key")
+SECRETS = ("ca.key", "node.key")  # readable by their owner alone
 LOCK_TIMEOUT_SECONDS = 60.0  # an authority issues its certificates in less
-Example = tuple[tuple[int, ...], int]  # its shape, and the number of classes
+Example = tuple[tuple[int, ...], int]  # its shape and the number of classes
 
 
-# ---- what an operator does
+# ---- commands of an operator
 
 
 def create(
@@ -59,20 +61,23 @@ def create(
     secure: bool = True,
     days: int = NODE_DAYS,
 ) -> Manifest:
-    """A new network. `addresses` is host:port by name; without it, node i is at port + i of one host. `example` spares loading data."""
-    _refuse_what_peers_cannot(config)
-    _refuse_unless_vacant(out)
-    places = _places(config.clients, names, addresses, host, port)
-    authority, neighbours = Authority.create(), _neighbours(config, list(places))
+    """Create a network.
+
+    `addresses` is host:port by name; without it, node i listens on port + i of one host. With
+    `example`, no data are loaded.
+    """
+    _check_supported(config)
+    _check_vacant(out)
+    addresses = _assign_addresses(config.clients, names, addresses, host, port)
+    authority, neighbours = Authority.create(), _find_neighbours(config, list(addresses))
     credentials = [
         authority.issue(name, i, neighbours[i], address, days)
-        for i, (name, address) in enumerate(places.items())
+        for i, (name, address) in enumerate(addresses.items())
     ]
-    manifest = _manifest(
-        config, authority.network, secure, example, [_member(each) for each in credentials]
-    )
+    members = [_build_member(each) for each in credentials]
+    manifest = _build_manifest(config, authority.network, secure, example, members)
     manifest.check()
-    with _vacant(out) as draft:
+    with _draft_network(out) as draft:
         text, files = manifest.to_json(), authority.encode_files()
         for member, own in zip(manifest.members, credentials, strict=True):
             _write_bundle(draft / "nodes" / member.name, own, files["revoked.crl"], text)
@@ -89,46 +94,52 @@ def add(
 ) -> Member:
     """Add one node.
 
-    Running devices need no news of it: its certificate says whose neighbour it is. In plaintext only a manifest does."""
-    with _opened(network) as (authority, manifest):
-        _refuse_newcomer(authority, manifest, check_name(name), neighbours)
-        number = 1 + max((member.client for member in manifest.members), default=-1)
-        credentials = authority.issue(
-            name, number, neighbours, address or _next_address(manifest), days
-        )
+    Running devices need no update: the certificate names the node's neighbours. In a plaintext
+    network only the manifest does.
+    """
+    with _open_network(network) as (authority, manifest):
+        _check_newcomer(authority, manifest, check_name(name), neighbours)
+        client = 1 + max((member.client for member in manifest.members), default=-1)
+        address = address or _next_address(manifest)
+        credentials = authority.issue(name, client, neighbours, address, days)
         linked = [
             replace(m, neighbours=(*m.neighbours, name)) if m.name in neighbours else m
             for m in manifest.members
         ]
-        manifest = replace(manifest, members=(*linked, _member(credentials)))
+        manifest = replace(manifest, members=(*linked, _build_member(credentials)))
         manifest.check()
         text = manifest.to_json()
-        with _new_folder(network / "nodes" / name) as draft:
+        with _draft_bundle(network / "nodes" / name) as draft:
             _write_bundle(draft, credentials, (network / "revoked.crl").read_bytes(), text)
         _write(network, {"network.json": text.encode()})
-        for bundle in bundles(network, manifest):
+        for bundle in _find_bundles(network, manifest):
             _write(bundle, {"manifest.json": text.encode()})
     return manifest.members[-1]
 
 
 def revoke(network: Path, name: str) -> Member:
-    """From the moment that a device has the new revoked.crl, it refuses the node. Again: writes the list anew."""
-    with _opened(network) as (authority, manifest):
+    """Revoke a node: devices reject it as soon as they have the new revoked.crl.
+
+    For a node that is revoked already, only write the list again.
+    """
+    with _open_network(network) as (authority, manifest):
         member = manifest.member(name)
         if not manifest.secure:
             raise ConfigError(
-                f"Node {name} cannot be shut out: this network is for plaintext, where anybody can speak in any node's name."
+                f"Node {name} cannot be revoked: in a plaintext network anyone can use its name; "
+                "expected a secure network. Create one without --insecure-plaintext."
             )
         if not authority.is_revoked(member.serial):
             authority.revoke(member.serial)
         crl = {"revoked.crl": authority.encode_crl()}
-        for folder in (network, *bundles(network, manifest)):
+        for folder in (network, *_find_bundles(network, manifest)):
             _write(folder, crl)
     return member
 
 
 def show(network: Path) -> Json:
-    manifest = _manifest_of(network)
+    """Return a description of the network and its nodes."""
+    manifest = _read_manifest(network)
     crl = RevocationList.read(network / "revoked.crl", read_certificate(network / "ca.crt"))
     nodes = [
         {
@@ -137,7 +148,7 @@ def show(network: Path) -> Json:
             "address": member.address,
             "neighbours": list(member.neighbours),
             "serial": f"{member.serial:x}",
-            "until": _until(network / "nodes" / member.name / "node.crt"),
+            "until": _read_expiry(network / "nodes" / member.name / "node.crt"),
             "revoked": member.serial in crl.revoked_at,
         }
         for member in manifest.members
@@ -150,75 +161,74 @@ def show(network: Path) -> Json:
     }
 
 
-def bundles(network: Path, manifest: Manifest) -> list[Path]:
-    """Those that are still here: an operator may have moved them to the devices."""
-    return [
-        folder
-        for member in manifest.members
-        if (folder := network / "nodes" / member.name).is_dir()
-    ]
-
-
 def read_addresses(path: Path) -> dict[str, str]:
+    """Return the addresses of a TOML file by name."""
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"The addresses '{path}' cannot be read ({error}): expected TOML, with name = \"host:port\" for each node."
+            f"--addresses {path}: cannot be read ({error}); "
+            'expected TOML with name = "host:port" for each node. Correct the file.'
         ) from None
     for name, address in found.items():
         if not isinstance(address, str):
-            raise ConfigError(f"'{path}': {name} = {address}: expected a text, \"host:port\".")
+            raise ConfigError(
+                f'--addresses {path}: {name} = {address}: expected a text "host:port".'
+            )
     return found
 
 
-# ---- what a network is made of
+# ---- parts of a network
 
 
-def _refuse_what_peers_cannot(config: "ExperimentConfig") -> None:
+def _check_supported(config: "ExperimentConfig") -> None:
+    """Refuse settings that only a simulation has."""
     if config.topology.kind == "star":
         raise ConfigError(
-            "topology.kind = 'star': peers have no server; use 'complete', where everyone hears everyone."
+            "topology.kind = 'star': peers have no server; expected another kind. "
+            "Use 'complete', in which all nodes are neighbours."
         )
     if config.topology.remove:
         raise ConfigError(
-            f"topology.remove = {config.topology.remove:g}: peers keep their neighbours; leave it out."
+            f"topology.remove = {config.topology.remove:g}: peers keep their neighbours; "
+            "expected 0. Leave it out."
         )
     if config.holdout_clients:
         raise ConfigError(
-            f"holdout_clients = {config.holdout_clients}: newcomers are added with 'fedspd network add'; leave it out."
+            f"holdout_clients = {config.holdout_clients}: peers join while the network runs; "
+            "expected 0. Leave it out and add newcomers with 'fedspd network add'."
         )
 
 
-def _places(
+def _assign_addresses(
     clients: int,
     names: Sequence[str] | None,
     addresses: Mapping[str, str] | None,
     host: str,
     port: int,
 ) -> dict[str, str]:
-    """The address of every node, by name and in the order of the clients."""
+    """Return the address of every node by name, in the order of the clients."""
     names = names or list(addresses or ()) or [f"node-{i}" for i in range(clients)]
     if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ConfigError(
-            f"The name '{repeated[0]}' is given twice: expected a name of its own for each node."
+            f"The name '{repeated[0]}' is given twice; expected a different one for each node."
         )
     if len(names) != clients:
         raise ConfigError(
-            f"There are {len(names)} names of nodes, and clients = {clients}: expected as many."
+            f"clients = {clients}: there are {len(names)} node names; expected as many."
         )
     if addresses is None:
         host = f"[{host}]" if ":" in host else host
         addresses = {name: f"{host}:{port + i}" for i, name in enumerate(names)}
-    if strange := sorted(set(addresses) ^ set(names)):
+    if unmatched := sorted(set(addresses) ^ set(names)):
         raise ConfigError(
-            f"'{strange[0]}' is among the names of the nodes or among the addresses, but not in both: expected it in both."
+            f"'{unmatched[0]}' is among the node names or the addresses only; expected it in both."
         )
     return {check_name(name): check_address(addresses[name]) for name in names}
 
 
-def _neighbours(config: "ExperimentConfig", names: Sequence[str]) -> list[list[str]]:
-    """Those of the simulated network."""
+def _find_neighbours(config: "ExperimentConfig", names: Sequence[str]) -> list[list[str]]:
+    """Return the neighbours of each node in the simulated network."""
     from fedspd import topology
     from fedspd.core.keys import Key
 
@@ -226,7 +236,7 @@ def _neighbours(config: "ExperimentConfig", names: Sequence[str]) -> list[list[s
     return [[names[j] for j in graph.neighbours(i)] for i in range(len(names))]
 
 
-def _manifest(
+def _build_manifest(
     config: "ExperimentConfig",
     network: str,
     secure: bool,
@@ -235,17 +245,18 @@ def _manifest(
 ) -> Manifest:
     from fedspd.config import as_dict
 
-    shape, classes, learner = _learner(
-        config.model_copy(update={"device": "cpu"}), example
-    )  # devices may have what is not here
+    # the nodes may have a GPU, this machine need not
+    on_cpu = config.model_copy(update={"device": "cpu"})
+    shape, classes, learner = _build_learner(on_cpu, example)
     return Manifest(
         network, secure, as_dict(config), shape, classes, learner.size, config.dtype, tuple(members)
     )
 
 
-def _learner(
+def _build_learner(
     config: "ExperimentConfig", example: Example | None
 ) -> "tuple[tuple[int, ...], int, Learner]":
+    """Return the shape of an example, the number of classes and a learner for them."""
     import torch
 
     from fedspd.data.custom import load_source
@@ -253,51 +264,42 @@ def _learner(
 
     if example is not None:
         return *example, build_learner(config, *example)
-    sources = [
-        load_source(name) for name in (config.data.name, config.data.second) if name is not None
-    ]
-    part, shape, classes = (
-        sources[0].train,
-        sources[0].shape,
-        max(source.classes for source in sources),
-    )
-    return (
-        shape,
-        classes,
-        build_learner(config, shape, classes, (torch.tensor(part.x[:2]), torch.tensor(part.y[:2]))),
-    )
+    names = (config.data.name, config.data.second)
+    sources = [load_source(name) for name in names if name is not None]
+    train, shape = sources[0].train, sources[0].shape
+    classes = max(source.classes for source in sources)
+    two_examples = torch.tensor(train.x[:2]), torch.tensor(train.y[:2])
+    return shape, classes, build_learner(config, shape, classes, two_examples)
 
 
-def _member(credentials: Credentials) -> Member:
-    said = parse_identity(credentials.certificate)
-    return Member(said.name, said.client, said.address, said.neighbours, said.serial)
+def _build_member(credentials: Credentials) -> Member:
+    node = parse_identity(credentials.certificate)
+    return Member(node.name, node.client, node.address, node.neighbours, node.serial)
 
 
-def _refuse_newcomer(
+def _check_newcomer(
     authority: Authority, manifest: Manifest, name: str, neighbours: Sequence[str]
 ) -> None:
     if name in (member.name for member in manifest.members):
         raise ConfigError(
-            f"There is a node '{name}' already, and a name is given once: choose another."
+            f"There is a node '{name}' already, and names are never reused. Choose another."
         )
     if not neighbours:
-        raise ConfigError(f"The node '{name}' has no neighbours: expected at least one.")
+        raise ConfigError(f"The node '{name}' has no neighbours; expected at least one.")
     for neighbour in neighbours:
         if authority.is_revoked(manifest.member(neighbour).serial):
-            raise ConfigError(
-                f"'{neighbour}' cannot be a neighbour, as it is revoked: choose others."
-            )
+            raise ConfigError(f"'{neighbour}' cannot be a neighbour: it is revoked. Choose others.")
 
 
 def _next_address(manifest: Manifest) -> str:
-    """At the same host as the last node, above all ports that are taken there."""
-    places = [member.address.rpartition(":") for member in manifest.members]
-    host = places[-1][0]
-    return f"{host}:{1 + max(int(port) for other, _, port in places if other == host)}"
+    """Return an address on the last node's host, above all ports that are in use there."""
+    addresses = [member.address.rpartition(":") for member in manifest.members]
+    host = addresses[-1][0]
+    return f"{host}:{1 + max(int(port) for other, _, port in addresses if other == host)}"
 
 
-def _until(certificate: Path) -> str | None:
-    """Of a bundle that is here, and for this user to read."""
+def _read_expiry(certificate: Path) -> str | None:
+    """Return when a certificate expires, or None if it is not here or this user may not read it."""
     if not os.access(certificate, os.R_OK):
         return None
     return read_identity(certificate).valid_until.isoformat()
@@ -306,59 +308,70 @@ def _until(certificate: Path) -> str | None:
 # ---- on disk
 
 
-def _manifest_of(network: Path) -> Manifest:
+def _read_manifest(network: Path) -> Manifest:
     if not file_exists(network / "network.json"):
         raise StorageError(
-            f"'{network}' is no network, as there is no network.json in it: make one with 'fedspd network create'."
+            f"--network {network}: not a network; expected a folder with network.json. "
+            "Create one with 'fedspd network create'."
         )
     return Manifest.load(network / "network.json")
 
 
+def _find_bundles(network: Path, manifest: Manifest) -> list[Path]:
+    """Return the bundles that are still here; an operator may have moved others to devices."""
+    return [
+        folder
+        for member in manifest.members
+        if (folder := network / "nodes" / member.name).is_dir()
+    ]
+
+
 @contextmanager
-def _opened(network: Path) -> Iterator[tuple[Authority, Manifest]]:
-    """For one process at a time."""
-    _manifest_of(network)  # before we hold what is no network
-    with _disk(network), _held(network):
-        authority, manifest = Authority.load(network), _manifest_of(network)
+def _open_network(network: Path) -> Iterator[tuple[Authority, Manifest]]:
+    """Lock a network's folder and read its authority and manifest."""
+    _read_manifest(network)  # refuses any other folder before it is locked
+    with _disk_errors(network), _locked(network):
+        authority, manifest = Authority.load(network), _read_manifest(network)
         if authority.network != manifest.network:
             raise StorageError(
-                f"'{network / 'network.json'}' and ca.crt beside it belong to two networks: restore both from one copy."
+                f"'{network / 'network.json'}' and ca.crt beside it belong to two networks. "
+                "Restore both from one copy."
             )
         yield authority, manifest
 
 
-def _refuse_unless_vacant(folder: Path) -> None:
+def _check_vacant(folder: Path) -> None:
+    """Refuse to overwrite anything."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(
-            f"'{folder}' exists and is not an empty folder: give another --out; a network is never overwritten."
+            f"--out {folder}: exists and is not an empty folder; expected a new or empty one. "
+            "Give another --out."
         )
 
 
 @contextmanager
-def _vacant(folder: Path) -> Iterator[Path]:
-    """A draft, whose content becomes the folder's when the block ends, network.json last; else nothing does."""
-    with _disk(folder):
+def _draft_network(folder: Path) -> Iterator[Path]:
+    """Yield a draft whose files move to the folder if the block succeeds, network.json last."""
+    with _disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _held(folder):
-            _refuse_unless_vacant(folder)
+        with _locked(folder):
+            _check_vacant(folder)
             draft = folder / ".draft"
             draft.mkdir(mode=0o700)
             try:
                 yield draft
-                for each in sorted(draft.iterdir(), key=lambda path: path.name == "network.json"):
-                    os.rename(each, folder / each.name)
+                for path in sorted(draft.iterdir(), key=lambda path: path.name == "network.json"):
+                    os.rename(path, folder / path.name)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A draft that becomes the folder when the block ends."""
+def _draft_bundle(folder: Path) -> Iterator[Path]:
+    """Yield a draft that becomes the folder if the block succeeds."""
     draft = folder.with_name(f".{folder.name}.draft")
-    for leftover in (
-        draft,
-        folder,
-    ):  # of a start that was cut short, before the node was in network.json
+    # an interrupted command leaves them before the node is in network.json
+    for leftover in (draft, folder):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         yield draft
@@ -368,19 +381,21 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_bundle(bundle: Path, credentials: Credentials, crl: bytes, manifest: str) -> None:
-    own = {"node.key": credentials.key, "node.crt": credentials.certificate}
-    _write(
-        bundle,
-        {**own, "ca.crt": credentials.ca, "revoked.crl": crl, "manifest.json": manifest.encode()},
-    )
+    files = {
+        "node.key": credentials.key,
+        "node.crt": credentials.certificate,
+        "ca.crt": credentials.ca,
+        "revoked.crl": crl,
+        "manifest.json": manifest.encode(),
+    }
+    _write(bundle, files)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     from fedspd.storage.atomic import write_atomically
 
-    folder.mkdir(
-        mode=0o700, parents=True, exist_ok=True
-    )  # so that nobody sees a key before it has its mode
+    # private from the start: a key is written before its mode is set
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in files.items():
         write_atomically(folder / name, content.decode("ascii"))
         if name in SECRETS:
@@ -388,7 +403,8 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes."""
     lock = Lock(folder)
     lock.acquire(f"The network's folder '{folder}'", LOCK_TIMEOUT_SECONDS)
     try:
@@ -398,10 +414,11 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _disk(network: Path) -> Iterator[None]:
+def _disk_errors(network: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StorageError(
-            f"The network's folder '{network}' could not be written ({error}): put that right and try again."
+            f"The network's folder '{network}' could not be written ({error}). "
+            "Fix the cause and try again."
         ) from None

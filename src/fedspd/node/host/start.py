@@ -1,4 +1,4 @@
-"""From a bundle to a running peer."""
+"""The way from a bundle to a running peer."""
 
 import asyncio
 import signal
@@ -6,13 +6,11 @@ from pathlib import Path
 
 import torch
 
-from fedspd.config import validate
 from fedspd.core.errors import ConfigError, StorageError
-from fedspd.node.host.bundle import manifest_of, part_in, whose
-from fedspd.node.host.plan import plan
-from fedspd.node.host.status import StatusServer
-from fedspd.node.identity.certificates import NodeIdentity
-from fedspd.node.identity.manifest import Manifest, Member, check_address
+from fedspd.node.host.bundle import Bundle
+from fedspd.node.host.plan import build_plan
+from fedspd.node.host.status import StatusServer, node_status
+from fedspd.node.identity.manifest import check_address
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
@@ -20,11 +18,10 @@ from fedspd.node.peer.peer import Peer
 from fedspd.node.wire.grpc_transport import GrpcTransport
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.processes import keep_memory
-from fedspd.storage.atomic import Json
 
 
 def run(
-    bundle: Path,
+    bundle: Bundle,
     *,
     data: str | None = None,
     state: Path | None = None,
@@ -32,40 +29,42 @@ def run(
     status_port: int = 0,
     insecure_plaintext: bool = False,
     joining: bool = False,
-    patience: Timeouts | None = None,
+    timeouts: Timeouts | None = None,
 ) -> None:
-    """One peer, until it is done or is told to stop. `joining`: refuse a node that was there from the beginning."""
+    """Run one peer until it is done or told to stop; with `joining`, accept newcomers only."""
     torch.set_num_threads(1)
     keep_memory()
-    manifest = manifest_of(bundle)
-    me = whose(bundle, manifest)
-    if joining:
-        _refuse_founder(manifest, me)
-    address = check_address(listen) if listen else None
+    if joining and not bundle.is_newcomer:
+        raise ConfigError(
+            f"--bundle {bundle.folder}: '{bundle.identity.name}' belongs to the network from its "
+            "beginning; expected a newcomer of 'fedspd network add'. "
+            "Start this node with 'fedspd node run'."
+        )
     transport = GrpcTransport(
-        manifest, bundle, me.name, insecure_plaintext=insecure_plaintext, address=address
+        bundle.manifest,
+        bundle.folder,
+        bundle.identity.name,
+        insecure_plaintext=insecure_plaintext,
+        address=check_address(listen) if listen else None,
     )
-    place = _place(manifest, me, transport)
-    journal = _journal(state or bundle / "state", manifest, me.name)
+    context = _build_context(bundle, transport)
+    journal = _open_journal(bundle.journal_folder(state), bundle)
     try:
-        peer = Peer(
-            place, BlockRunner(plan(manifest, me.client, data)), journal, transport, patience
+        runner = BlockRunner(build_plan(bundle, data))
+        peer = Peer(context, runner, journal, transport, timeouts)
+        server = StatusServer(
+            lambda: node_status(peer, transport), journal.run_folder.folder, status_port
         )
-        asyncio.run(
-            _live(
-                peer,
-                StatusServer(lambda: status(peer, transport), journal.record.folder, status_port),
-            )
-        )
+        asyncio.run(_serve(peer, server))
     finally:
         journal.close()
 
 
-async def _live(peer: Peer, server: StatusServer) -> None:
+async def _serve(peer: Peer, server: StatusServer) -> None:
     _leave_on_signals(peer)
     await server.start()
     try:
-        await peer.live()
+        await peer.run()
     finally:
         await server.stop()
 
@@ -80,82 +79,43 @@ def _leave_on_signals(peer: Peer) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(peer.leave))
 
 
-def _refuse_founder(manifest: Manifest, me: NodeIdentity | Member) -> None:
-    if me.client < validate(manifest.config).clients:
-        raise ConfigError(
-            f"'{me.name}' belongs to the network from its beginning and need not join: start it with 'fedspd node run'; "
-            "'fedspd network add' makes the bundle of a newcomer."
-        )
-
-
-def _place(manifest: Manifest, me: NodeIdentity | Member, transport: GrpcTransport) -> NodeContext:
-    config = validate(manifest.config)
-    numbers = {member.name: member.client for member in manifest.members}
-    names = dict.fromkeys((*me.neighbours, *manifest.member(me.name).neighbours))
-    if unknown := [name for name in names if name not in numbers]:
+def _build_context(bundle: Bundle, transport: GrpcTransport) -> NodeContext:
+    identity, manifest, config = bundle.identity, bundle.manifest, bundle.config
+    clients = {member.name: member.client for member in manifest.members}
+    names = dict.fromkeys((*identity.neighbours, *manifest.member(identity.name).neighbours))
+    if unknown := [name for name in names if name not in clients]:
         raise StorageError(
-            f"The bundle's manifest.json does not know '{unknown[0]}', a neighbour of this node: copy the bundle again."
+            f"--bundle {bundle.folder}: manifest.json does not know '{unknown[0]}', a neighbour "
+            "of this node; expected all its neighbours. Copy the bundle again."
         )
+    neighbours = {
+        name: clients[name]
+        for name in names
+        if not (transport.tls and transport.tls.is_revoked(name))
+    }
     return NodeContext(
-        name=me.name,
-        client=me.client,
-        address=me.address,
-        neighbours={
-            name: numbers[name]
-            for name in names
-            if not (transport.tls and transport.tls.is_revoked(name))
-        },
+        name=identity.name,
+        client=identity.client,
+        address=identity.address,
+        neighbours=neighbours,
         agreement=manifest.agreement,
         rounds=config.rounds,
         rule=config.topology.rule,
         evaluate_every=config.evaluate_every,
-        newcomer=me.client >= config.clients,
+        is_newcomer=bundle.is_newcomer,
     )
 
 
-def _journal(folder: Path, manifest: Manifest, name: str) -> Journal:
-    if folder.exists() and not (
-        folder.is_dir() and (not any(folder.iterdir()) or _has_rounds(folder))
-    ):
+def _open_journal(folder: Path, bundle: Bundle) -> Journal:
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free and not _is_journal(folder):
         raise StorageError(
-            f"'{folder}' exists and holds something else than the rounds of a node: give another folder with --state."
+            f"--state {folder}: exists, but is not a journal of a node; expected a journal or an "
+            "empty folder. Give another one with --state."
         )
-    return Journal(folder, part_in(manifest, name))
+    return Journal(folder, bundle.owner)
 
 
-def _has_rounds(folder: Path) -> bool:
-    """One that was copied back may lack the hidden file; one that was never finished, the other."""
+def _is_journal(folder: Path) -> bool:
+    """Return whether a node began here: a copy may lack .lock, an aborted start run.json."""
     return (folder / ".lock").exists() or (folder / "run.json").exists()
-
-
-def status(peer: Peer, transport: GrpcTransport) -> Json:
-    """What a person, or a monitor, wants to know of a running node."""
-    watch, last = peer.watch, peer.journal.last
-    known = {
-        name: {
-            "alive": watch.alive(name),
-            "round": neighbour.round,
-            "seen_seconds_ago": None
-            if neighbour.seen is None
-            else round(peer.talk.clock() - neighbour.seen, 1),
-            "malformed": transport.malformed[name],
-            "muted": transport.is_muted(name),
-            "last_error": peer.talk.troubles.get(name),
-        }
-        for name, neighbour in watch.neighbours.items()
-    }
-    return {
-        "node": peer.place.name,
-        "running": True,
-        "healthy": not known or any(neighbour["alive"] for neighbour in known.values()),
-        "round": peer.talk.moment[0],
-        "rounds": peer.place.rounds,
-        "done": last.get("event") == "final",
-        "neighbours": known,
-        "mixture": last.get("mixture"),
-        "accuracy": last.get("accuracy"),
-        "deadline": watch.deadline(),
-        "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
-        "refused": dict(transport.rejected),
-        "last_round": last,
-    }

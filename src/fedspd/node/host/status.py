@@ -1,4 +1,4 @@
-"""A node's health, status and metrics, over HTTP on this machine alone."""
+"""A node's health, status and metrics, over HTTP and only on this machine."""
 
 import asyncio
 import http.client
@@ -6,48 +6,74 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedspd.core.errors import NodeError, StorageError
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
+if TYPE_CHECKING:  # these import torch, which 'fedspd node status' does not need
+    from fedspd.node.peer.peer import Peer
+    from fedspd.node.wire.grpc_transport import GrpcTransport
+
 HOST = "127.0.0.1"
-REQUEST = 4096  # bytes are enough for a request
-ANSWER_LIMIT = 5.0  # seconds
-Metric = tuple[str, str, dict[str, str], float]  # name, kind, labels, value
+MAX_REQUEST_BYTES = 4096
+TIMEOUT_SECONDS = 5.0
+
+
+class Sample(NamedTuple):
+    """One value of a Prometheus metric."""
+
+    name: str
+    kind: str
+    labels: dict[str, str]
+    value: float
 
 
 class StatusServer:
-    """/health, /status (JSON) and /metrics (Prometheus); the port stands in the node's folder."""
+    """A server of /health, /status (JSON) and /metrics (Prometheus).
+
+    It writes its port to status.json in the node's folder.
+    """
 
     def __init__(self, status: Callable[[], Json], folder: Path, port: int = 0) -> None:
         self.status, self.folder, self.port = status, folder, port
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
+        """Listen on the port, or on any free one if it is 0."""
         try:
-            self._server = await asyncio.start_server(self._answer, HOST, self.port, limit=REQUEST)
+            self._server = await asyncio.start_server(
+                self._answer, HOST, self.port, limit=MAX_REQUEST_BYTES
+            )
         except OSError as error:
             raise NodeError(
-                f"--status-port {self.port} cannot be used ({error.strerror}): give another one."
+                f"--status-port {self.port}: cannot be used ({error.strerror}); "
+                "expected a free port. Give another one."
             ) from None
         self.port = self._server.sockets[0].getsockname()[1]
         RunFolder(self.folder).write("status.json", {"port": self.port})
 
     async def stop(self) -> None:
+        """Stop listening and remove status.json."""
         if self._server is not None:
             self._server.close()
             (self.folder / "status.json").unlink(missing_ok=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_LIMIT)
+            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_SECONDS)
             code, kind, body = self._page(request.decode("latin-1").split())
-            head = f"HTTP/1.0 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
-            await asyncio.wait_for(writer.drain(), ANSWER_LIMIT)
+            lines = [
+                f"HTTP/1.0 {code}",
+                f"Content-Type: {kind}",
+                f"Content-Length: {len(body)}",
+                "Connection: close",
+            ]
+            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+            await asyncio.wait_for(writer.drain(), TIMEOUT_SECONDS)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked has gone, or speaks no HTTP
+            pass  # the client has gone, or does not speak HTTP
         finally:
             writer.close()
 
@@ -61,59 +87,90 @@ class StatusServer:
         if path == "/health":
             return "503 Service Unavailable", "text/plain", b"no neighbour is alive\n"
         if path == "/metrics":
-            return "200 OK", "text/plain; version=0.0.4", exposition(metrics(status)).encode()
+            return "200 OK", "text/plain; version=0.0.4", format_samples(samples(status)).encode()
         return "404 Not Found", "text/plain", b"there is /health, /status and /metrics\n"
 
 
-def metrics(status: Json) -> Iterator[Metric]:
-    """The samples of one name follow each other, as the format wants it."""
-    yield "fedspd_round", "gauge", {}, status["round"]
-    yield "fedspd_rounds", "gauge", {}, status["rounds"]
-    yield "fedspd_deadline_seconds", "gauge", {}, status["deadline"]
-    for name, known in status["neighbours"].items():
-        yield "fedspd_neighbour_alive", "gauge", {"neighbour": name}, int(known["alive"])
-    for name, known in status["neighbours"].items():
-        yield "fedspd_neighbour_round", "gauge", {"neighbour": name}, known["round"]
-    for name, known in status["neighbours"].items():
-        yield "fedspd_neighbour_malformed_total", "counter", {"neighbour": name}, known["malformed"]
-    for kind in ("sent", "received"):
-        for name, count in status["bytes"][kind].items():
-            yield f"fedspd_{kind}_bytes_total", "counter", {"neighbour": name}, count
+def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
+    """Return the status of a running node, for people and monitors."""
+    detector, protocol, last = peer.detector, peer.protocol, peer.journal.last
+    neighbours = {
+        name: {
+            "alive": detector.is_alive(name),
+            "round": neighbour.round,
+            "seen_seconds_ago": None
+            if neighbour.last_seen is None
+            else round(detector.clock() - neighbour.last_seen, 1),
+            "malformed": transport.malformed[name],
+            "muted": transport.is_muted(name),
+            "last_error": protocol.last_errors.get(name),
+        }
+        for name, neighbour in detector.neighbours.items()
+    }
+    return {
+        "node": peer.context.name,
+        "running": True,
+        "healthy": not neighbours or any(each["alive"] for each in neighbours.values()),
+        "round": protocol.current.round,
+        "rounds": peer.context.rounds,
+        "done": last.get("event") == "final",
+        "neighbours": neighbours,
+        "mixture": last.get("mixture"),
+        "accuracy": last.get("accuracy"),
+        "deadline": detector.deadline(),
+        "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
+        "refused": dict(transport.rejected),
+        "last_round": last,
+    }
+
+
+def samples(status: Json) -> Iterator[Sample]:
+    """Yield the samples of every metric; those of one name are consecutive, as the format asks."""
+    yield Sample("fedspd_round", "gauge", {}, status["round"])
+    yield Sample("fedspd_rounds", "gauge", {}, status["rounds"])
+    yield Sample("fedspd_deadline_seconds", "gauge", {}, status["deadline"])
+    for metric, field, kind in (
+        ("alive", "alive", "gauge"),
+        ("round", "round", "gauge"),
+        ("malformed_total", "malformed", "counter"),
+    ):
+        for name, neighbour in status["neighbours"].items():
+            labels = {"neighbour": name}
+            yield Sample(f"fedspd_neighbour_{metric}", kind, labels, int(neighbour[field]))
+    for direction in ("sent", "received"):
+        for name, count in status["bytes"][direction].items():
+            yield Sample(f"fedspd_{direction}_bytes_total", "counter", {"neighbour": name}, count)
     for reason, count in status["refused"].items():
-        yield "fedspd_refused_total", "counter", {"reason": reason}, count
+        yield Sample("fedspd_refused_total", "counter", {"reason": reason}, count)
     if status["accuracy"] is not None:
-        yield "fedspd_accuracy", "gauge", {}, status["accuracy"]
+        yield Sample("fedspd_accuracy", "gauge", {}, status["accuracy"])
     for s, share in enumerate(status["mixture"] or ()):
-        yield "fedspd_mixture", "gauge", {"cluster": str(s)}, share
+        yield Sample("fedspd_mixture", "gauge", {"cluster": str(s)}, share)
 
 
-def exposition(found: Iterable[Metric]) -> str:
-    """Prometheus' text format, which is ten lines of code."""
-    lines, told = [], set()
+def format_samples(found: Iterable[Sample]) -> str:
+    """Return the samples in Prometheus' text format."""
+    lines, declared = [], set()
     for name, kind, labels, value in found:
-        if name not in told:
+        if name not in declared:
             lines.append(f"# TYPE {name} {kind}")
-            told.add(name)
-        marks = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{marks}}} {value}" if marks else f"{name} {value}")
+            declared.add(name)
+        pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def ask(folder: Path) -> Json | None:
-    """The status of the node that runs in this folder; None where none does."""
+def ask_status(folder: Path) -> Json | None:
+    """Return the status of the node that runs in this folder, or None if none answers."""
     try:
-        connection = http.client.HTTPConnection(
-            HOST, RunFolder(folder).read("status.json")["port"], timeout=ANSWER_LIMIT
-        )
-        with closing(connection):
+        port = RunFolder(folder).read("status.json")["port"]
+        with closing(http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_SECONDS)) as connection:
             connection.request("GET", "/status")
-            found = json.load(connection.getresponse())
-            return (
-                found if isinstance(found, dict) else None
-            )  # the port may have gone to another service
+            answer = json.load(connection.getresponse())
     except (OSError, ValueError, KeyError, StorageError, http.client.HTTPException):
         return None
+    return answer if isinstance(answer, dict) else None  # another service may have the port now

@@ -1,4 +1,4 @@
-"""Where a node stands in its network."""
+"""The position of a node in its network."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,14 @@ from fedspd.core.graph import LinkRule
 
 @dataclass(frozen=True)
 class NodeContext:
+    """The part of a node's bundle that its rounds need."""
+
     name: str
     client: int
     address: str
-    neighbours: dict[str, int]  # by name, with their client numbers
-    agreement: str  # the hash of all that peers must have in common
+    neighbours: dict[str, int]  # client numbers by name
+    agreement: str  # hash of all settings that peers must have in common
     rounds: int
     rule: LinkRule
-    evaluate_every: int
-    newcomer: bool = False  # it was not there when the network began
+    evaluate_every: int  # rounds
+    is_newcomer: bool = False  # added after the network had been created

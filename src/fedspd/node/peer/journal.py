@@ -1,6 +1,7 @@
-"""A node's folder: its state after every round, committed before the round counts as done, and what happened in each.
+"""The journal of a node: its state after every round, and an event for each.
 
-It is a run folder (record.py) of one client: kill -9 at any instant loses at most the running round.
+The journal is a run folder of one client. Each round is written ahead, before it is acknowledged,
+so kill -9 at any instant loses at most the running round.
 """
 
 import hashlib
@@ -13,71 +14,81 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
+CLIENT_METRICS = ("accuracy", "test_loss", "loss", "mixture")
+RESULT_FIELDS = ("accuracy", "mixture", "hash")
+
 
 class Journal:
-    def __init__(self, folder: Path, about: Json) -> None:
-        """`about` says what the node takes part in; a folder of something else is refused."""
+    """The locked run folder of one node."""
+
+    def __init__(self, folder: Path, owner: Json) -> None:
+        """Open or create the journal of a node, and refuse the folder of another owner."""
         if (folder / "run.json").exists():
-            check_same(RunFolder.open(folder), about)
-            self.record = RunFolder.open(folder).lock()
+            self.run_folder = RunFolder.open(folder)
+            check_owner(self.run_folder, owner)
+            self.run_folder.lock()
         else:
-            self.record = RunFolder.create(folder)
-            self.record.begin(about)
+            self.run_folder = RunFolder.create(folder)
+            self.run_folder.begin(owner)
         self.last: Json = {}
-        self._data: Json = {}  # what identifies the examples that the state speaks of
+        self._data: Json = {}  # fingerprint of the data that the state depends on
 
     def close(self) -> None:
-        self.record.unlock()
+        """Unlock the folder."""
+        self.run_folder.unlock()
 
-    def restore(self, runner: BlockRunner, newcomer: bool) -> int:
-        """The rounds that are done, with the state after them; a newcomer without any has no state yet."""
+    def restore(self, runner: BlockRunner, is_newcomer: bool) -> int:
+        """Return the number of committed rounds and load the state after them.
+
+        Without any, the runner begins; a newcomer has no state before it has joined.
+        """
         self._data = fingerprint(runner.plan.train)
-        latest = self.record.latest()
+        latest = self.run_folder.latest()
         if latest is None:
-            self.record.rewind(0)
-            if not newcomer:
+            self.run_folder.rewind(0)
+            if not is_newcomer:
                 runner.begin()
             return 0
         folder, content = latest
         self._check_data(content["data"])
         runner.load(folder)
-        self.record.rewind(content["events"])
-        self.last = next(reversed(list(self.record.events())), {})
+        self.run_folder.rewind(content["events"])
+        self.last = next(reversed(list(self.run_folder.events())), {})
         return int(content["round"])
 
     def _check_data(self, before: Json) -> None:
-        """The state assigns every example to a cluster, by its place among the others."""
+        """Refuse other data: the state assigns examples to clusters by their position."""
         if before != self._data:
             raise StorageError(
-                f"The data of this node have changed since its last round ({before['examples']} examples to train on then, "
-                f"{self._data['examples']} now): give it the data of then, or begin anew in another folder with --state."
+                f"--data: the training data have changed since the last round ({before['examples']}"
+                f" examples then, {self._data['examples']} now); expected the same data. "
+                "Give them, or start in another folder with --state."
             )
 
     def commit(self, runner: BlockRunner, round: int, about: Json, measure: bool) -> None:
-        self._commit(runner, round, {"event": "round", "round": round, **about}, measure)
+        """Write the state and the event of a round."""
+        self._write(runner, round, {"event": "round", "round": round, **about}, measure)
 
     def finish(self, runner: BlockRunner, round: int) -> None:
-        """The final phase; a node that is started again after it has nothing left to do."""
+        """Run the final phase and write its result, unless an earlier start has done so."""
         if self.last.get("event") != "final":
             runner.finish(round)
-            self._commit(runner, round, {"event": "final", "round": round}, True)
-        found: Json = {
-            name: self.last[name] for name in ("accuracy", "mixture", "hash") if name in self.last
-        }
-        self.record.write("result.json", {"round": round - 1, **found})
+            self._write(runner, round, {"event": "final", "round": round}, True)
+        result = {name: self.last[name] for name in RESULT_FIELDS if name in self.last}
+        self.run_folder.write("result.json", {"round": round - 1, **result})
 
-    def _commit(self, runner: BlockRunner, round: int, event: Json, measure: bool) -> None:
-        scores = _of_one(metrics_fields(runner.measure())) if measure else {}
+    def _write(self, runner: BlockRunner, round: int, event: Json, measure: bool) -> None:
+        metrics = _client_metrics(metrics_fields(runner.measure())) if measure else {}
         _, steps = runner.take_counters()
-        event = {**event, "steps": steps, **scores, "hash": runner.digests()[0]}
-        self.record.append(event)
-        with self.record.checkpoint(round, {"round": round, "data": self._data}) as folder:
+        event = {**event, "steps": steps, **metrics, "hash": runner.digests()[0]}
+        self.run_folder.append(event)
+        with self.run_folder.checkpoint(round, {"round": round, "data": self._data}) as folder:
             runner.save(folder)
         self.last = event
 
 
 def fingerprint(train: Block) -> Json:
-    """Of a node's own examples."""
+    """Return the size and the hash of a node's own data."""
     ((x,), (y,)) = train.x, train.y
     digest = hashlib.sha256()
     for tensor in (x, y):
@@ -85,21 +96,18 @@ def fingerprint(train: Block) -> Json:
     return {"examples": len(y), "sha256": digest.hexdigest()}
 
 
-def _of_one(scores: Json) -> Json:
-    """The numbers of the only client, without those that describe a network."""
-    rows = {
-        name: values[0]
-        for name, values in scores.items()
-        if name in ("accuracy", "test_loss", "loss", "mixture")
-    }
-    return {**rows, "alarms": scores["alarms"]}
+def _client_metrics(metrics: Json) -> Json:
+    """Return the metrics of the only client, without those of a network."""
+    own = {name: values[0] for name, values in metrics.items() if name in CLIENT_METRICS}
+    return {**own, "alarms": metrics["alarms"]}
 
 
-def check_same(record: RunFolder, about: Json) -> None:
-    before = record.read("run.json")
+def check_owner(run_folder: RunFolder, owner: Json) -> None:
+    """Refuse the journal of another network, node or agreement."""
+    before = run_folder.read("run.json")
     for name in ("network", "node", "agreement"):
-        if before.get(name) != about[name]:
+        if before.get(name) != owner[name]:
             raise StorageError(
-                f"The folder '{record.folder}' belongs to another {name} ({before.get(name)}, not {about[name]}): "
-                "give this node a folder of its own with --state."
+                f"--state {run_folder.folder}: belongs to another {name} ({before.get(name)}, not "
+                f"{owner[name]}); expected this node's own folder. Give one with --state."
             )

@@ -1,117 +1,154 @@
-"""How long a node waits, and for whom. Times are seconds of one's own clock: no two clocks are ever compared."""
+"""Liveness: which neighbours are up, and how long a node waits for them.
+
+Times are seconds of this node's own clock. Clocks of two nodes are never compared.
+"""
 
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-REMEMBERED = 8  # exchanges
-CHANCES = 3  # exchanges in a row that a neighbour may be late and is still waited for
-LAPSE = 0.25  # seconds: whatever is longer between two looks at the clock was this process's own absence
+RESPONSES_KEPT = 8  # response times of a neighbour that the deadline adapts to
+MAX_MISSED_DEADLINES = 3  # in a row, after which a node no longer waits for a straggler
+MAX_TICK_SECONDS = 0.25  # a longer gap between two readings: the process was suspended
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Limits in seconds; tests use smaller ones."""
+    """Timeouts of a peer in seconds; tests use smaller ones."""
 
-    start: float = 120.0  # for the neighbours to appear when a network starts
-    least: float = 10.0  # a deadline is never shorter,
-    most: float = 120.0  # and never longer
-    factor: float = 3.0  # times what the slowest neighbour took lately
-    beat: float = 2.0  # between two heartbeats to a neighbour that says nothing else
-    silence: float = 10.0  # without a sign of life, a neighbour is believed dead
-    leave: float = 60.0  # after the last round, for those that are behind
+    start: float = 120.0  # seconds for the neighbours to appear when a network starts
+    min_deadline: float = 10.0  # seconds, lower bound of the deadline of an exchange
+    max_deadline: float = 120.0  # seconds, its upper bound
+    deadline_factor: float = 3.0  # deadline as a multiple of the slowest recent response
+    heartbeat_interval: float = 2.0  # seconds between heartbeats to a neighbour that is silent
+    down_after: float = 10.0  # seconds without a message, then a neighbour is marked as down
+    linger: float = 60.0  # seconds after the last round, for neighbours that are behind
 
 
 class ActiveClock:
-    """A clock that runs only while this process looks at it: what it sleeps through, or is kept from, is nobody's silence."""
+    """A clock that counts only the time in which this process runs.
+
+    Whenever the process is suspended, neighbours seem silent without being so. Therefore one
+    reading advances the clock by at most MAX_TICK_SECONDS, and it must be read that often.
+    """
 
     def __init__(self) -> None:
         self.seconds, self._last = 0.0, time.monotonic()
 
     def __call__(self) -> float:
         now = time.monotonic()
-        self.seconds += min(now - self._last, LAPSE)
+        self.seconds += min(now - self._last, MAX_TICK_SECONDS)
         self._last = now
         return self.seconds
 
 
 @dataclass
 class Neighbour:
-    """What is known of one neighbour."""
+    """The knowledge about one neighbour."""
 
     name: str
     client: int
     round: int = 0  # that it works on
-    seen: float | None = None  # when it last gave a sign of life
-    late: int = 0  # exchanges in a row that it missed
-    waits: deque[float] = field(
-        default_factory=lambda: deque(maxlen=REMEMBERED)
-    )  # how long its part of an exchange took
+    last_seen: float | None = None  # time of its last message
+    missed_deadlines: int = 0  # in a row
+    response_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RESPONSES_KEPT))
 
 
 class FailureDetector:
-    """Who is alive, and when waiting for them ends."""
+    """The detector that decides which neighbours are up and when waiting for them ends."""
 
     def __init__(
         self,
-        patience: Timeouts,
+        timeouts: Timeouts,
         neighbours: dict[str, int],
         clock: Callable[[], float],
-        hope: float | None = None,
+        quorum_timeout: float | None = None,
     ) -> None:
-        """`hope`: seconds for which a neighbour that is not there may still come and bear witness; default: as when a network starts."""
-        self.patience, self.clock = patience, clock
-        self.hope, self.born = patience.start if hope is None else hope, clock()
+        """Watch neighbours, given by name and client number.
+
+        For `quorum_timeout` seconds, by default `timeouts.start`, a neighbour that is down may
+        still come back and confirm the round of the others.
+        """
+        self.timeouts, self.clock = timeouts, clock
+        self.quorum_timeout = timeouts.start if quorum_timeout is None else quorum_timeout
+        self.started = clock()
         self.neighbours: dict[str, Neighbour] = {}
         for name, client in neighbours.items():
-            self.meet(name, client)
+            self.add(name, client)
 
-    def meet(self, name: str, client: int) -> None:
+    def add(self, name: str, client: int) -> None:
+        """Watch one more neighbour."""
         self.neighbours[name] = Neighbour(name, client)
 
-    def sign_of_life(self, name: str, round: int | None = None) -> None:
+    def record_message(self, name: str, round: int | None = None) -> None:
+        """Note that a neighbour sent a message, and the round that it works on if it says so."""
         neighbour = self.neighbours[name]
-        neighbour.seen = self.clock()
+        neighbour.last_seen = self.clock()
         if round is not None:
             neighbour.round = round
 
-    def alive(self, name: str) -> bool:
-        seen = self.neighbours[name].seen
-        return seen is not None and self.clock() - seen < self.patience.silence
+    def record_response(self, name: str, seconds: float) -> None:
+        """Note that a neighbour answered in time, and how long it took."""
+        self.neighbours[name].missed_deadlines = 0
+        self.neighbours[name].response_seconds.append(seconds)
 
-    def living(self) -> list[Neighbour]:
-        return [neighbour for name, neighbour in self.neighbours.items() if self.alive(name)]
+    def record_missed_deadline(self, name: str, seconds: float) -> None:
+        """Note that a neighbour did not answer in time, and how long the node waited for it."""
+        self.neighbours[name].missed_deadlines += 1
+        self.neighbours[name].response_seconds.append(seconds)
 
-    def quiet(self, name: str) -> bool:
-        """Whether it is time for a heartbeat."""
-        seen = self.neighbours[name].seen
-        return seen is None or self.clock() - seen >= self.patience.beat
+    def is_alive(self, name: str) -> bool:
+        """Return whether a neighbour sent a message lately; otherwise it is marked as down."""
+        return self.clock() < self._down_at(self.neighbours[name])
 
-    def in_time(self, name: str, seconds: float) -> None:
-        self.neighbours[name].late = 0
-        self.neighbours[name].waits.append(seconds)
+    def live_neighbours(self) -> list[Neighbour]:
+        """Return the neighbours that are alive."""
+        now = self.clock()
+        return [each for each in self.neighbours.values() if now < self._down_at(each)]
 
-    def too_late(self, name: str, seconds: float) -> None:
-        self.neighbours[name].late += 1
-        self.neighbours[name].waits.append(seconds)
+    def next_failure(self) -> float:
+        """Return the time at which the next live neighbour is marked as down if it is silent."""
+        return min(map(self._down_at, self.live_neighbours()), default=float("inf"))
 
-    def worth_waiting(self, name: str) -> bool:
-        """One that is late again and again is heard when it is in time, but no longer waited for."""
-        return self.alive(name) and self.neighbours[name].late < CHANCES
+    def is_heartbeat_due(self, name: str) -> bool:
+        """Return whether a neighbour was silent for long enough to ask whether it is there."""
+        last_seen = self.neighbours[name].last_seen
+        return last_seen is None or self.clock() - last_seen >= self.timeouts.heartbeat_interval
+
+    def is_awaited(self, name: str) -> bool:
+        """Return whether an exchange waits for a neighbour: it is alive and not a straggler."""
+        missed = self.neighbours[name].missed_deadlines
+        return self.is_alive(name) and missed < MAX_MISSED_DEADLINES
 
     def deadline(self) -> float:
-        """Adapts to the slowest that is worth waiting for; one that was too late counts as long as it was waited for."""
-        slowest = [max(n.waits) for n in self.living() if n.waits and n.late < CHANCES]
-        expected = self.patience.factor * max(slowest) if slowest else self.patience.most
-        return min(max(expected, self.patience.least), self.patience.most)
+        """Return the seconds that an exchange may take, adapted to the slowest neighbour.
 
-    def front(self) -> int:
-        """The round that the living have reached, by two witnesses: one could lie. One is believed where no other is to be hoped for."""
-        rounds = sorted((neighbour.round for neighbour in self.living()), reverse=True)
-        needed = min(2, sum(self._hoped_for(neighbour) for neighbour in self.neighbours.values()))
+        Stragglers do not count. After a missed deadline, the time that was waited counts.
+        """
+        slowest = [
+            max(neighbour.response_seconds)
+            for neighbour in self.live_neighbours()
+            if neighbour.response_seconds and neighbour.missed_deadlines < MAX_MISSED_DEADLINES
+        ]
+        limits = self.timeouts
+        expected = limits.deadline_factor * max(slowest) if slowest else limits.max_deadline
+        return min(max(expected, limits.min_deadline), limits.max_deadline)
+
+    def confirmed_round(self) -> int:
+        """Return the latest round that two live neighbours reached, or 0.
+
+        One of them may be Byzantine. A single one is trusted if no other is expected.
+        """
+        rounds = sorted((neighbour.round for neighbour in self.live_neighbours()), reverse=True)
+        needed = min(2, sum(map(self._may_confirm, self.neighbours.values())))
         return rounds[needed - 1] if len(rounds) >= needed > 0 else 0
 
-    def _hoped_for(self, neighbour: Neighbour) -> bool:
-        since = self.born if neighbour.seen is None else neighbour.seen
-        return self.clock() - since < self.hope or self.alive(neighbour.name)
+    def _may_confirm(self, neighbour: Neighbour) -> bool:
+        since = self.started if neighbour.last_seen is None else neighbour.last_seen
+        return self.clock() - since < self.quorum_timeout or self.is_alive(neighbour.name)
+
+    def _down_at(self, neighbour: Neighbour) -> float:
+        if neighbour.last_seen is None:
+            return float("-inf")
+        return neighbour.last_seen + self.timeouts.down_after

@@ -1,4 +1,7 @@
-"""One client of the network at work: a block of one, whose exchanges its neighbours answer. No barrier, no leader."""
+"""The round loop of one peer: a block of one client, whose exchanges its neighbours answer.
+
+There is neither a barrier nor a leader.
+"""
 
 import asyncio
 import logging
@@ -9,152 +12,167 @@ import torch
 from fedspd.core.errors import NodeError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
-from fedspd.node.peer.answers import Answer, neighbourhood
+from fedspd.node.peer.answers import Answer, build_neighbourhood
 from fedspd.node.peer.context import NodeContext
+from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.protocol import ExchangeProtocol
 from fedspd.node.wire.messages import JOINING, Announcement, Transport
 from fedspd.runtime.block_runner import BlockRunner
+from fedspd.storage.atomic import Json
 
 log = logging.getLogger("fedspd.node")
 
 
 class Peer:
+    """One node of a network: it trains, exchanges models with its neighbours and commits."""
+
     def __init__(
-        self, place: NodeContext, runner: BlockRunner, journal: Journal, transport: Transport, patience: Timeouts | None = None
-    ) -> None:  # fmt: skip
-        self.place, self.runner, self.journal = place, runner, journal
-        self.patience = patience or Timeouts()
-        self.talk = ExchangeProtocol(place, runner, transport, self.patience)
-        self.watch = self.talk.watch
-        self.leaving = False
+        self,
+        context: NodeContext,
+        runner: BlockRunner,
+        journal: Journal,
+        transport: Transport,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.context, self.runner, self.journal = context, runner, journal
+        self.timeouts = timeouts or Timeouts()
+        self.protocol = ExchangeProtocol(context, runner, transport, self.timeouts)
+        self.detector = self.protocol.detector
+        self.is_leaving = False
 
     def leave(self) -> None:
-        """Finish the step, commit, and go."""
-        self.leaving = True
-        self.talk.leave()
+        """Finish the step, commit it and end."""
+        self.is_leaving = True
+        self.protocol.leave()
 
-    async def live(self) -> None:
-        """From the journal, or the beginning, through every round to a model of one's own; or until asked to leave."""
-        await self.talk.start()
+    async def run(self) -> None:
+        """Run from the journal's last round to the personal model, or until `leave`."""
+        await self.protocol.start()
         try:
-            done = await asyncio.to_thread(self.journal.restore, self.runner, self.place.newcomer)
-            self.talk.now((max(done, 0) + 1, 0))
-            await self._appear(done)
-            await self._rounds(max(done, 0) + 1)
-            if not self.leaving:
+            done = await asyncio.to_thread(
+                self.journal.restore, self.runner, self.context.is_newcomer
+            )
+            self.protocol.advance(ExchangeId(done + 1, 0))
+            await self._find_neighbours(done)
+            await self._run_rounds(done + 1)
+            if not self.is_leaving:
                 await self._finish()
         finally:
-            await self.talk.stop()
+            await self.protocol.stop()
 
-    async def _appear(self, done: int) -> None:
-        """A new network starts together; one that comes back, or joins, finds out where the others are."""
-        limit = (
-            self.patience.start if done == 0 and not self.place.newcomer else self.patience.least
+    async def _find_neighbours(self, done: int) -> None:
+        """Wait for all neighbours when a network starts, and briefly on a return or a join."""
+        is_start = done == 0 and not self.context.is_newcomer
+        await self.protocol.wait_until(
+            lambda: self.is_leaving or self._has_all_neighbours(),
+            self.timeouts.start if is_start else self.timeouts.min_deadline,
         )
-        await self.talk.until(
-            lambda: self.leaving or len(self.watch.living()) == len(self.watch.neighbours), limit
-        )
-        if self.runner.state is None and not self.leaving:
+        if self.runner.state is None and not self.is_leaving:
             await self._join()
 
-    async def _rounds(self, t: int) -> None:
-        while t <= self.place.rounds and not self.leaving:
-            if self.watch.front() > t + 1 or (self.place.newcomer and self.watch.front() > t):
-                log.info("going from round %d to the neighbours' round %d", t, self.watch.front())
-                t = min(self.watch.front(), self.place.rounds)
-            await self._round(t)
+    def _has_all_neighbours(self) -> bool:
+        return len(self.detector.live_neighbours()) == len(self.detector.neighbours)
+
+    async def _run_rounds(self, t: int) -> None:
+        while t <= self.context.rounds and not self.is_leaving:
+            confirmed = self.detector.confirmed_round()
+            if confirmed > t + 1 or (self.context.is_newcomer and confirmed > t):
+                log.info("rounds skipped: from=%d to=%d", t, confirmed)
+                t = min(confirmed, self.context.rounds)
+            await self._run_round(t)
             t += 1
 
-    async def _round(self, t: int) -> None:
+    async def _run_round(self, t: int) -> None:
         started, waited, exchanges = time.perf_counter(), 0.0, 0
-        self.talk.now((t, 0))
+        self.protocol.advance(ExchangeId(t, 0))
         answers: dict[str, Answer] = {}
-        header = await asyncio.to_thread(self.runner.start_round, t)
-        while header is not None:
-            before, asked = time.perf_counter(), self.runner.exchange
-            answers = await self.talk.exchange((t, exchanges), asked)
+        announcements = await asyncio.to_thread(self.runner.start_round, t)
+        while announcements is not None:
+            before, exchange = time.perf_counter(), self.runner.exchange
+            answers = await self.protocol.run_exchange(ExchangeId(t, exchanges), exchange)
             waited += time.perf_counter() - before
             exchanges += 1
-            header = await asyncio.to_thread(
-                self.runner.advance, self._neighbourhood(asked, answers)
+            announcements = await asyncio.to_thread(
+                self.runner.advance, self._build_neighbourhood(exchange, answers)
             )
-        missing = sorted(set(self.watch.neighbours) - set(answers)) if exchanges else []
-        about = {
-            "received": sorted(answers),
+        missing = sorted(set(self.detector.neighbours) - set(answers)) if exchanges else []
+        seconds = {"total": time.perf_counter() - started, "waiting": waited}
+        await self._commit(t, sorted(answers), missing, seconds)
+
+    async def _commit(
+        self, t: int, received: list[str], missing: list[str], seconds: dict[str, float]
+    ) -> None:
+        about: Json = {
+            "received": received,
             "missing": missing,
-            "seconds": {
-                "total": round(time.perf_counter() - started, 6),
-                "waiting": round(waited, 6),
-            },
-            "deadline": round(self.watch.deadline(), 3),
+            "seconds": {name: round(value, 6) for name, value in seconds.items()},
+            "deadline": round(self.detector.deadline(), 3),
         }
-        measured = t % self.place.evaluate_every == 0 or t == self.place.rounds
-        await asyncio.to_thread(self.journal.commit, self.runner, t, about, measured)
-        self.talk.now((t + 1, 0))
-        without = f", without {', '.join(missing)}" if missing else ""
+        is_evaluated = t % self.context.evaluate_every == 0 or t == self.context.rounds
+        await asyncio.to_thread(self.journal.commit, self.runner, t, about, is_evaluated)
+        self.protocol.advance(ExchangeId(t + 1, 0))
         log.info(
-            "round %d of %d: heard %s%s",
+            "round committed: round=%d rounds=%d received=%s missing=%s",
             t,
-            self.place.rounds,
-            ", ".join(sorted(answers)) or "nobody",
-            without,
+            self.context.rounds,
+            ",".join(received) or "none",
+            ",".join(missing) or "none",
         )
 
-    def _neighbourhood(self, asked: Exchange, answers: dict[str, Answer]) -> Neighbourhood:
-        return neighbourhood(
-            self.place.client,
-            asked,
-            list(answers.values()),
-            len(self.watch.neighbours),
-            self.place.rule,
+    def _build_neighbourhood(self, exchange: Exchange, answers: dict[str, Answer]) -> Neighbourhood:
+        degree = len(self.detector.neighbours)
+        context = self.context
+        return build_neighbourhood(
+            context.client, exchange, list(answers.values()), degree, context.rule
         )
 
     async def _finish(self) -> None:
-        """Personalise, which needs nobody; then stay while somebody may still fetch the last round's models."""
-        t = self.place.rounds + 1
+        """Make the personal model, then stay while a neighbour may still fetch models."""
+        t = self.context.rounds + 1
         await asyncio.to_thread(self.journal.finish, self.runner, t)
-        log.info("done: this node has a model of its own")
-        await self.talk.greet()
-        await self.talk.until(
-            lambda: self.leaving or all(n.round >= t for n in self.watch.living()),
-            self.patience.leave,
+        log.info("training finished: node=%s rounds=%d", self.context.name, self.context.rounds)
+        await self.protocol.greet()
+        await self.protocol.wait_until(
+            lambda: self.is_leaving or all(n.round >= t for n in self.detector.live_neighbours()),
+            self.timeouts.linger,
         )
 
     async def _join(self) -> None:
-        """A newcomer's first models come from its neighbours; it takes part from the round that they are in."""
-        clusters = await asyncio.to_thread(self._shared_clusters)
+        """Take a newcomer's first models from its neighbours, in the round that they are in."""
+        clusters = await asyncio.to_thread(self._find_shared_clusters)
         answers = []
-        for neighbour in self.watch.living() if clusters else ():
-            if offer := await self.talk.fetch_shared(neighbour.name, clusters):
-                said = Announcement(
-                    0, JOINING, offer.clusters, (1.0,) * len(offer.clusters), (), 0, 0
-                )
-                answers.append(Answer(neighbour.client, said, offer))
+        for neighbour in self.detector.live_neighbours() if clusters else ():
+            if offer := await self.protocol.fetch_shared(neighbour.name, clusters):
+                weights = (1.0,) * len(offer.clusters)
+                announcement = Announcement(0, JOINING, offer.clusters, weights, (), 0, 0)
+                answers.append(Answer(neighbour.client, announcement, offer))
         if clusters and not answers:
             raise NodeError(
-                "No neighbour gave its models to this newcomer: start it again when one of them is up."
+                "No neighbour gave its models to this newcomer; expected at least one. "
+                "Start it again when a neighbour is up."
             )
-        await asyncio.to_thread(self._settle, clusters, answers)
+        t = self.detector.confirmed_round()
+        await asyncio.to_thread(self._set_first_state, t, clusters, answers)
+        log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
 
-    def _shared_clusters(self) -> tuple[int, ...]:
-        """What a node of this method gives to a newcomer; nothing, if its models are nobody else's."""
+    def _find_shared_clusters(self) -> tuple[int, ...]:
+        """Return the clusters that this method gives to a newcomer; none if it shares nothing."""
         plan = self.runner.plan
-        cluster_CK, _ = plan.algorithm.share(
-            plan.algorithm.begin(plan.learner, plan.train, plan.key)
-        )
+        state = plan.algorithm.begin(plan.learner, plan.train, plan.key)
+        cluster_CK, _ = plan.algorithm.share(state)
         return tuple(cluster_CK[0].tolist())
 
-    def _settle(self, clusters: tuple[int, ...], answers: list[Answer]) -> None:
+    def _set_first_state(self, t: int, clusters: tuple[int, ...], answers: list[Answer]) -> None:
         plan, K = self.runner.plan, len(clusters)
-        nothing, no_model = (
-            torch.full((1, K), NO_CLUSTER),
-            torch.zeros(1, K, plan.learner.size, dtype=plan.learner.dtype),
+        exchange = Exchange(
+            cluster_CK=torch.full((1, K), NO_CLUSTER),
+            model_CKP=torch.zeros(1, K, plan.learner.size, dtype=plan.learner.dtype),
+            weight_CK=torch.zeros(1, K),
+            want_CM=torch.tensor([clusters], dtype=torch.long),
         )
-        asked = Exchange(
-            nothing, no_model, torch.zeros(1, K), torch.tensor([clusters], dtype=torch.long)
+        neighbourhood = build_neighbourhood(
+            self.context.client, exchange, answers, len(answers), "uniform"
         )
-        heard = neighbourhood(self.place.client, asked, answers, len(answers), "uniform")
-        self.runner.join(heard, self.watch.front())
-        log.info("joined with the models of %d neighbours", len(answers))
+        self.runner.join(neighbourhood, t)

@@ -1,282 +1,329 @@
-"""A node and its neighbours: what they ask of it, and what it learns from them in one exchange.
+"""The protocol between a node and its neighbours, and its side of one exchange.
 
-First the node tells everybody what it offers and wants, in a few bytes. Whoever has announced a cluster that is wanted here
-is asked for it. The exchange ends when all that are worth waiting for have answered, or at the deadline.
+A node announces in a few bytes the clusters that it offers and wants. It fetches a cluster that
+it wants from every neighbour that announced it. The exchange ends when all awaited neighbours
+have answered, or at the deadline.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
 from fedspd.core.exchange import Exchange
-from fedspd.node.peer.answers import Answer, announcement, matching, wanted
+from fedspd.node.peer.answers import (
+    Answer,
+    build_announcement,
+    clusters_to_fetch,
+    select_models,
+)
 from fedspd.node.peer.context import NodeContext
-from fedspd.node.peer.inbox import Inbox, Moment
-from fedspd.node.peer.liveness import LAPSE, ActiveClock, FailureDetector, Timeouts
+from fedspd.node.peer.inbox import ExchangeId, Inbox
+from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
 from fedspd.runtime.block_runner import BlockRunner
 
 log = logging.getLogger("fedspd.node")
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
-SERVED = 3  # rounds whose offers a neighbour that is behind may still fetch
-CALL = 5.0  # seconds for a few bytes
-PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds before a failed call is repeated
-GRACE = 2.0  # seconds that a node which leaves still waits for its neighbours
-GLANCE = 0.01  # seconds between two looks at whether an exchange is over
+OFFERED_ROUNDS = 3  # rounds whose models a neighbour that is behind may still fetch
+CALL_SECONDS = 5.0  # timeout of a call of a few bytes
+BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)  # before a failed call is repeated
+GRACE_SECONDS = 2.0  # for the exchange in progress of a node that leaves
+MIN_TIMER_SECONDS = 0.001  # a timer may fire a little early
+
+
+class Received(NamedTuple):
+    """A neighbour's answer and the seconds that it took."""
+
+    answer: Answer
+    seconds: float
 
 
 class ExchangeProtocol:
+    """The handler of a node's neighbours, and the node's own calls to them."""
+
     def __init__(
-        self, place: NodeContext, runner: BlockRunner, transport: Transport, patience: Timeouts
+        self, context: NodeContext, runner: BlockRunner, transport: Transport, timeouts: Timeouts
     ) -> None:
-        self.place, self.runner, self.transport = place, runner, transport
-        self.clock = ActiveClock()
-        hope = (
-            patience.least if place.newcomer else patience.start
-        )  # a newcomer depends on whoever is there anyway
-        self.watch = FailureDetector(patience, place.neighbours, self.clock, hope)
+        self.context, self.runner, self.transport = context, runner, transport
+        self.timeouts, self.clock = timeouts, ActiveClock()
+        # a newcomer depends on the neighbours that are up, so it soon trusts a single one
+        quorum_timeout = timeouts.min_deadline if context.is_newcomer else timeouts.start
+        self.detector = FailureDetector(timeouts, context.neighbours, self.clock, quorum_timeout)
         self.inbox = Inbox()
-        self.offers: dict[Moment, Exchange] = {}
-        self.moment: Moment = (0, 0)
-        self.troubles: dict[str, str] = {}  # with every neighbour whose last call failed
-        self._complaints: dict[str, str] = {}  # what was last written down about it
-        self._leaving: float | None = None  # since when
+        self.offers: dict[ExchangeId, Exchange] = {}
+        self.current = ExchangeId(0, 0)
+        self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
+        self._logged_errors: dict[str, str] = {}
+        self._give_up_at = float("inf")  # time at which a leaving node ends its exchange
+        self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
+        """Answer neighbours and send heartbeats."""
         await self.transport.start(self)
-        self._in_background(self._heartbeats())
-        self._in_background(self._attend())
+        self._spawn(self._send_heartbeats())
+        self._spawn(self._keep_clock())
 
     async def stop(self) -> None:
+        """Cancel all calls and stop answering."""
         for task in self._tasks:
             task.cancel()
         await self.transport.stop()
 
-    def now(self, moment: Moment) -> None:
-        """A new moment: announcements of the past, and offers of the far past, are forgotten."""
-        self.moment = moment
-        self.inbox.forget(moment)
-        self.offers = {
-            when: offer for when, offer in self.offers.items() if when[0] > moment[0] - SERVED
-        }
+    def advance(self, to: ExchangeId) -> None:
+        """Move to an exchange; discard past announcements and offers of much earlier rounds."""
+        self.current = to
+        self.inbox.discard(to)
+        oldest = to.round - OFFERED_ROUNDS
+        self.offers = {when: offer for when, offer in self.offers.items() if when.round > oldest}
 
     def leave(self) -> None:
-        """From now on neighbours are waited for no longer than it takes to end an exchange that all are in."""
-        self._leaving = self.clock()
+        """Give neighbours only as long as an exchange takes that all of them are in."""
+        self._give_up_at = self.clock() + GRACE_SECONDS
+        self._notify()
 
-    def _late_to_leave(self) -> bool:
-        return self._leaving is not None and self.clock() - self._leaving > GRACE
+    # ---- waiting
 
-    # ---- what neighbours ask
+    async def wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
+        """Wait until a condition holds, or for a timeout.
+
+        Each change that a condition depends on calls `_notify`. A timer covers changes by time
+        alone: a neighbour is marked as down, or a leaving node gives up its exchange.
+        """
+        end = self.clock() + timeout_seconds
+        while not condition() and (now := self.clock()) < end:
+            times = (end, self.detector.next_failure(), self._give_up_at)
+            wake_up = min(time for time in times if time > now)
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(wake_up - now, MIN_TIMER_SECONDS)):
+                    await self._changed.wait()
+
+    def _notify(self) -> None:
+        """Wake up `wait_until`, so that it looks at its condition again."""
+        self._changed.set()
+
+    # ---- calls of neighbours
 
     def handle_hello(self, sender: str, hello: Hello) -> Hello:
-        self._meet(sender)
-        self.watch.sign_of_life(sender, hello.round)
-        return self._hello()
+        """Answer a heartbeat."""
+        self._add_unknown(sender)
+        self._record_message(sender, hello.round)
+        return self._build_hello()
 
     def handle_announcement(self, sender: str, announcement: Announcement) -> None:
-        if not 1 <= announcement.round <= self.place.rounds:
+        """Keep a neighbour's announcement."""
+        if not 1 <= announcement.round <= self.context.rounds:
             raise MalformedError(
-                f"round {announcement.round}: this network has rounds 1 to {self.place.rounds}."
+                f"round {announcement.round}: expected 1 to {self.context.rounds}, "
+                "the rounds of this network."
             )
-        self._meet(sender)
-        known = self.watch.neighbours[sender].round
-        self.watch.sign_of_life(
-            sender, max(known, announcement.round)
-        )  # an announcement may be late; who restarts says hello
-        self.inbox.put(sender, announcement, self.moment)
+        self._add_unknown(sender)
+        # an announcement may be late; only a hello sets a restarted neighbour back
+        known = self.detector.neighbours[sender].round
+        self._record_message(sender, max(known, announcement.round))
+        self.inbox.put(sender, announcement, self.current)
 
     def handle_request(self, sender: str, request: Request) -> Offer:
-        self._meet(sender)
-        self.watch.sign_of_life(sender)
+        """Return the models that a neighbour requests."""
+        self._add_unknown(sender)
+        self._record_message(sender)
         if request.exchange == JOINING:
-            return self._shared(request)
-        asked = self.offers.get((request.round, request.exchange))
-        if asked is None:
+            return self._offer_to_newcomer(request)
+        exchange = self.offers.get(ExchangeId(request.round, request.exchange))
+        if exchange is None:
             raise RejectedError(
-                f"nothing is on offer here for round {request.round}: this node is in round {self.moment[0]}."
+                f"nothing is on offer here for round {request.round}; "
+                f"this node is in round {self.current.round}."
             )
-        return matching(asked.cluster_CK[0].tolist(), asked.model_CKP[0], request)
+        return select_models(exchange.cluster_CK[0].tolist(), exchange.model_CKP[0], request)
 
-    def _shared(self, request: Request) -> Offer:
+    def handle_mute(self, sender: str) -> None:
+        """Stop waiting for a neighbour that the transport has muted."""
+        self._notify()
+
+    def _offer_to_newcomer(self, request: Request) -> Offer:
         if self.runner.state is None:
             raise RejectedError("this node has not begun yet.")
         cluster_CK, model_CKP = self.runner.plan.algorithm.share(self.runner.state)
-        return matching(cluster_CK[0].tolist(), model_CKP[0], request)
+        return select_models(cluster_CK[0].tolist(), model_CKP[0], request)
 
-    def _meet(self, sender: str) -> None:
-        """The transport has checked that the sender may speak here: somebody new has joined."""
-        if sender not in self.watch.neighbours:
-            self.watch.meet(sender, self.transport.client_of(sender))
-            log.info("%s has joined as a neighbour", sender)
+    def _add_unknown(self, sender: str) -> None:
+        """Add a newcomer; the transport has checked that it is a neighbour."""
+        if sender not in self.detector.neighbours:
+            self.detector.add(sender, self.transport.client_of(sender))
+            log.info("neighbour joined: node=%s", sender)
 
-    def _hello(self) -> Hello:
-        return Hello(self.place.agreement, self.moment[0], self.place.address)
+    def _record_message(self, name: str, round: int | None = None) -> None:
+        self.detector.record_message(name, round)
+        self._notify()
 
-    # ---- what the node asks
+    def _build_hello(self) -> Hello:
+        return Hello(self.context.agreement, self.current.round, self.context.address)
 
-    async def exchange(self, moment: Moment, asked: Exchange) -> dict[str, Answer]:
-        """What each neighbour answered; whoever is silent past the deadline is not in it."""
-        self.moment, self.offers[moment] = moment, asked
-        said = announcement(moment, asked, len(self.watch.neighbours))
-        told = {name: self._in_background(self._tell(name, said)) for name in self.watch.neighbours}
-        started, limit = self.clock(), self.watch.deadline()
-        tasks = {
-            name: asyncio.create_task(self._hear(name, moment, asked))
-            for name in self.watch.neighbours
+    # ---- calls of this node
+
+    async def run_exchange(self, exchange_id: ExchangeId, exchange: Exchange) -> dict[str, Answer]:
+        """Return the answers by neighbour, without those that are silent past the deadline."""
+        self.current, self.offers[exchange_id] = exchange_id, exchange
+        neighbours, started = self.detector.neighbours, self.clock()
+        announcement = build_announcement(exchange_id, exchange, len(neighbours))
+        announcing = {name: self._spawn(self._announce(name, announcement)) for name in neighbours}
+        receiving = {
+            name: self._spawn(self._receive(name, exchange_id, exchange)) for name in neighbours
         }
 
-        def over_with(name: str) -> bool:
-            """Heard, and told: who learned first of this node's next round would not wait for this one."""
-            return tasks[name].done() and (
-                told[name].done() or self.watch.neighbours[name].round > moment[0]
-            )
+        # if a neighbour first learned of this node's next round, it would not wait for this one
+        def is_over(name: str) -> bool:
+            is_informed = announcing[name].done() or neighbours[name].round > exchange_id.round
+            return receiving[name].done() and is_informed
 
-        def open_with(name: str) -> bool:
-            return not over_with(name) and self._expected(name, moment)
+        def is_pending(name: str) -> bool:
+            return not is_over(name) and self._is_expected(name, exchange_id)
 
-        await self.until(
-            lambda: self._late_to_leave() or not any(open_with(name) for name in tasks), limit
+        await self.wait_until(
+            lambda: self.clock() >= self._give_up_at or not any(map(is_pending, receiving)),
+            self.detector.deadline(),
         )
-        heard = {
-            name: found
-            for name, task in tasks.items()
-            if task.done() and (found := task.result()) is not None
+        received = {
+            name: result
+            for name, task in receiving.items()
+            if task.done() and (result := task.result()) is not None
         }
-        for name, task in tasks.items():
-            if open_with(name):
-                self.watch.too_late(name, self.clock() - started)
-            elif name in heard and over_with(name):
-                self.watch.in_time(name, heard[name][1])
+        for name, task in receiving.items():
+            if is_pending(name):
+                self.detector.record_missed_deadline(name, self.clock() - started)
+            elif name in received and is_over(name):
+                self.detector.record_response(name, received[name].seconds)
             task.cancel()
-        return {name: answer for name, (answer, _) in heard.items()}
+        return {name: result.answer for name, result in received.items()}
 
     async def fetch_shared(self, name: str, clusters: tuple[int, ...]) -> Offer | None:
-        """What a neighbour gives to a newcomer: all these clusters, or it is of no use."""
+        """Return the models that a neighbour gives to a newcomer; None unless it gives all."""
         request = Request(0, JOINING, clusters, self.runner.plan.learner.size)
-        offer = await self._persistently(
-            name, lambda: self.transport.fetch(name, request, self.watch.patience.most), 2 * CALL
+        offer = await self._retry(
+            name,
+            lambda: self.transport.fetch(name, request, self.timeouts.max_deadline),
+            2 * CALL_SECONDS,
         )
         if offer is not None and sorted(offer.clusters) != sorted(clusters):
-            self._trouble(
-                name,
-                MalformedError(
-                    f"it gives a newcomer the clusters {list(offer.clusters)}: expected {list(clusters)}."
-                ),
-            )
+            problem = f"offers a newcomer the clusters {list(offer.clusters)}"
+            self._record_error(name, MalformedError(f"{problem}; expected {list(clusters)}."))
             return None
         return offer
 
-    async def until(self, condition: Callable[[], bool], limit: float) -> None:
-        end = self.clock() + limit
-        while not condition() and self.clock() < end:
-            await asyncio.sleep(GLANCE)
+    def _is_expected(self, name: str, exchange_id: ExchangeId) -> bool:
+        """Return whether to wait for a neighbour; one that is ahead announces nothing more."""
+        is_behind = self.detector.neighbours[name].round <= exchange_id.round
+        may_answer = is_behind or self.inbox.get(name, exchange_id) is not None
+        return may_answer and self.detector.is_awaited(name) and not self.transport.is_muted(name)
 
-    def _expected(self, name: str, moment: Moment) -> bool:
-        """Worth waiting for, and not so far ahead that it will never announce this moment."""
-        there = (
-            self.watch.neighbours[name].round <= moment[0]
-            or self.inbox.get(name, moment) is not None
+    async def _announce(self, name: str, announcement: Announcement) -> None:
+        """Announce an exchange until it is over: a neighbour that returns needs no old news."""
+        exchange_id = ExchangeId(announcement.round, announcement.exchange)
+        await self._retry(
+            name,
+            lambda: self.transport.announce(name, announcement, CALL_SECONDS),
+            self.detector.deadline(),
+            lambda: exchange_id == self.current,
         )
-        return there and self.watch.worth_waiting(name) and not self.transport.is_muted(name)
 
-    async def _tell(self, name: str, said: Announcement) -> None:
-        """As long as it is news: one that comes back must not be told of all that it missed."""
-        moment = said.round, said.exchange
-        await self._persistently(
-            name, lambda: self.transport.announce(name, said, CALL), self.watch.deadline(), lambda: moment == self.moment
-        )  # fmt: skip
-
-    async def _hear(
-        self, name: str, moment: Moment, asked: Exchange
-    ) -> tuple[Answer, float] | None:
-        """The answer, and how long it took; None: it is of no use. Waits for as long as it takes; the exchange ends it."""
-        started, offer = self.clock(), Offer((), asked.model_CKP[0, :0])
-        while (said := self.inbox.get(name, moment)) is None:
-            await asyncio.sleep(GLANCE)
-        offered, usual = len(said.clusters), asked.cluster_CK.shape[1]
-        if offered != usual:
-            self._trouble(
-                name,
-                MalformedError(
-                    f"it offers {offered} models in round {moment[0]}, where every node offers {usual}."
-                ),
-            )
+    async def _receive(
+        self, name: str, exchange_id: ExchangeId, exchange: Exchange
+    ) -> Received | None:
+        """Return a neighbour's answer, or None if it cannot be used; the exchange cancels it."""
+        started = self.clock()
+        announcement = await self.inbox.wait(name, exchange_id)
+        offered, expected = len(announcement.clusters), exchange.cluster_CK.shape[1]
+        if offered != expected:
+            problem = f"offers {offered} models in round {exchange_id.round}"
+            self._record_error(name, MalformedError(f"{problem}; expected {expected}."))
             return None
-        if wants := wanted(asked, said):
-            request = Request(*moment, wants, asked.model_CKP.shape[2])
-            fetched = await self._persistently(
-                name, lambda: self.transport.fetch(name, request, self.watch.patience.most)
+        offer: Offer | None = Offer((), exchange.model_CKP[0, :0])
+        if wants := clusters_to_fetch(exchange, announcement):
+            request = Request(*exchange_id, wants, exchange.model_CKP.shape[2])
+            offer = await self._retry(
+                name, lambda: self.transport.fetch(name, request, self.timeouts.max_deadline)
             )
-            if fetched is None:
-                return None
-            offer = fetched
-        return Answer(self.watch.neighbours[name].client, said, offer), self.clock() - started
+        if offer is None:
+            return None
+        client = self.detector.neighbours[name].client
+        return Received(Answer(client, announcement, offer), self.clock() - started)
 
-    async def _persistently(
+    async def _retry(
         self,
         name: str,
-        call: Callable[[], Awaitable[Found]],
-        limit: float = float("inf"),
-        of_use: Callable[[], bool] = lambda: True,
-    ) -> Found | None:
-        """A network has moods, and a neighbour that was restarted has nothing to offer at first: ask again, but not for rubbish."""
-        end, tries = self.clock() + limit, 0
+        call: Callable[[], Awaitable[Value]],
+        timeout_seconds: float = float("inf"),
+        is_useful: Callable[[], bool] = lambda: True,
+    ) -> Value | None:
+        """Repeat a call until it succeeds, or return None.
+
+        Networks fail for a while, and a restarted neighbour has nothing to offer at first. A
+        malformed answer is final.
+        """
+        end, attempts = self.clock() + timeout_seconds, 0
         while True:
             try:
-                found = await call()
-                self._answered(name)
-                return found
+                value = await call()
+                self._record_success(name)
+                return value
             except TransportError as error:
-                self._trouble(name, error)
-                if isinstance(error, MalformedError) or self.clock() > end or not of_use():
+                self._record_error(name, error)
+                if isinstance(error, MalformedError) or self.clock() > end or not is_useful():
                     return None
-            await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-            tries += 1
+            await asyncio.sleep(BACKOFF_SECONDS[min(attempts, len(BACKOFF_SECONDS) - 1)])
+            attempts += 1
 
-    # ---- keeping in touch
+    # ---- heartbeats
 
     async def greet(self) -> None:
-        """Tell everybody at once how far this node is."""
-        await asyncio.gather(*(self._beat(name) for name in self.watch.neighbours))
+        """Tell every neighbour the round of this node."""
+        await asyncio.gather(*(self._send_heartbeat(name) for name in self.detector.neighbours))
 
-    async def _heartbeats(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            for name in self.watch.neighbours:
-                if self.watch.quiet(name):
-                    self._in_background(self._beat(name))
-            await asyncio.sleep(self.watch.patience.beat)
+            for name in self.detector.neighbours:
+                if self.detector.is_heartbeat_due(name):
+                    self._spawn(self._send_heartbeat(name))
+            await asyncio.sleep(self.timeouts.heartbeat_interval)
 
-    async def _attend(self) -> None:
-        """Keeps the clock running while the node trains."""
+    async def _send_heartbeat(self, name: str) -> None:
+        try:
+            answer = await self.transport.hello(name, self._build_hello(), CALL_SECONDS)
+            self._record_success(name, answer.round)
+        except TransportError as error:
+            self._record_error(name, error)
+
+    async def _keep_clock(self) -> None:
+        """Read the clock often enough that it misses no time while the node trains or waits."""
         while True:
             self.clock()
-            await asyncio.sleep(LAPSE / 4)
+            await asyncio.sleep(MAX_TICK_SECONDS / 4)
 
-    async def _beat(self, name: str) -> None:
-        try:
-            said = await self.transport.hello(name, self._hello(), CALL)
-            self._answered(name, said.round)
-        except TransportError as error:
-            self._trouble(name, error)
+    def _record_success(self, name: str, round: int | None = None) -> None:
+        self._record_message(name, round)
+        self.last_errors.pop(name, None)
 
-    def _answered(self, name: str, round: int | None = None) -> None:
-        self.watch.sign_of_life(name, round)
-        self.troubles.pop(name, None)
+    def _record_error(self, name: str, error: TransportError) -> None:
+        """Keep an error for the status, and log it once unless the neighbour is just down."""
+        is_known = self._logged_errors.get(name) == str(error)
+        if not is_known and not isinstance(error, UnreachableError):
+            self._logged_errors[name] = str(error)
+            log.warning('call failed: node=%s error="%s"', name, error)
+        self.last_errors[name] = str(error)
 
-    def _trouble(self, name: str, error: TransportError) -> None:
-        """Nobody is there yet, or not any more: that is no news. The rest is told once."""
-        if self._complaints.get(name) != str(error) and not isinstance(error, UnreachableError):
-            self._complaints[name] = str(error)
-            log.warning("%s: %s", name, error)
-        self.troubles[name] = str(error)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
+        """Start a task whose end is a change that `wait_until` looks at."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._notify()

@@ -136,6 +136,8 @@ class BaseTransport:
             self.rejection_log.record(neighbour, rule, str(error))
             if rule != "agreement":  # an honest mistake of its operator
                 self.misbehaviour.record_malformed(neighbour)
+                if self.handler is not None and self.is_muted(neighbour):
+                    self.handler.handle_mute(neighbour)
             raise
 
     # ---- calls from neighbours

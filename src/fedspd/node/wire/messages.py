@@ -77,6 +77,10 @@ class Handler(Protocol):
         """Return the requested models."""
         ...
 
+    def handle_mute(self, neighbour: str) -> None:
+        """Take note that the transport has muted a neighbour."""
+        ...
+
 
 class Transport(Protocol):
     """The connection of one node to its neighbours.
