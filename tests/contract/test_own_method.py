@@ -94,11 +94,12 @@ def refusal(tree) -> str:
     [
         (
             {"method": "own_method:Dito"},
-            "method = \"own_method:Dito\": the module 'own_method' has no public function or class 'Dito'; ",
+            "method = 'own_method:Dito': the module 'own_method' has no public function or class "
+            "'Dito'; ",
         ),
         (
             {"method": "nowhere_at_all:X"},
-            'method = "nowhere_at_all:X": expected a module that is installed or in the current folder',
+            "method = 'nowhere_at_all:X': the import failed with ModuleNotFoundError: ",
         ),
         (DITTO | {"options": {"pul": 1.0}}, "options.pul: unknown key; did you mean 'pull'?"),
         (DITTO | {"options": {"clusters": 3}}, "options.clusters: unknown key; "),

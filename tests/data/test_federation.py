@@ -61,8 +61,8 @@ def test_convert_images_interpolates_pixels_and_repeats_channels() -> None:
 
 
 def test_block_is_a_view_of_the_clients_rows(federation: Federation) -> None:
-    for name, part in (("train", federation.train), ("test", federation.test)):
-        block = federation.block([4, 1], name)  # type: ignore[arg-type]
+    blocks = federation.block([4, 1]), federation.block([4, 1], "test")
+    for block, part in zip(blocks, (federation.train, federation.test), strict=True):
         assert list(block.clients) == [4, 1]
         assert block.network_size == 6
         assert block.width == np.diff(part.start).max()

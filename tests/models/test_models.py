@@ -231,7 +231,7 @@ def test_build_model_calls_an_installed_function() -> None:
         ("users_models:", "has no public function or class ''"),
         (
             "absent_module:f",
-            "installed or in the current folder, but its import failed with ModuleNotFoundError",
+            "the import failed with ModuleNotFoundError: .*; expected a module that is installed",
         ),
         (":f", "import failed with ValueError"),
     ],

@@ -18,8 +18,8 @@ def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[...,
             module = importlib.import_module(module_name)
     except Exception as reason:
         raise error(
-            f'{what} = "{spec}": expected a module that is installed or in the current folder, '
-            f"but its import failed with {type(reason).__name__}: {reason}"
+            f"{what} = '{spec}': the import failed with {type(reason).__name__}: {reason}; "
+            "expected a module that is installed or in the current folder."
         ) from reason
     known = {
         key: value
@@ -27,9 +27,9 @@ def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[...,
         if callable(value) and not key.startswith("_")
     }
     if name not in known:
-        hint = nearest(name, known) if known else "it has none at all."
+        hint = nearest(name, known) if known else "it has none."
         raise error(
-            f"{what} = \"{spec}\": the module '{module_name}' has no public function or class "
+            f"{what} = '{spec}': the module '{module_name}' has no public function or class "
             f"'{name}'; {hint}"
         )
     found: Callable[..., Any] = known[name]
