@@ -1,11 +1,14 @@
-"""What really goes between two machines of a Ray cluster, against the formula of docs/cluster.md: python benchmarks/cluster_traffic.py
+"""Bytes between two machines of a Ray cluster: the formula of docs/cluster.md and a measurement.
 
-Both machines are this one, so that whatever they say to each other crosses the loopback device, whose bytes are counted.
+    python benchmarks/cluster_traffic.py
+
+Both Ray nodes run on this machine: all their traffic crosses the loopback device, which counts it.
 """
 
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from ray.cluster_utils import Cluster
 import fedspd
 from fedspd.core.graph import Graph
 from fedspd.engines.ray_cluster import RayCluster, joined_cluster, plan_transfers
-from fedspd.experiment.build import build_experiment
+from fedspd.experiment.build import Experiment, build_experiment
 from fedspd.runtime.announcements import Announcements
 
 SETTINGS = [
@@ -28,30 +31,29 @@ SETTINGS = [
 ROUNDS = 5
 
 
-class Counting(RayCluster):
-    """Adds up what the formula says of every exchange."""
+class PredictingCluster(RayCluster):
+    """The engine, with the bytes that the formula predicts for its exchanges."""
 
     predicted = 0
 
-    def _exchange(self, graph: Graph, header: Announcements) -> list[Announcements | None]:
-        models = sum(len(parcel.client_T) for parcel in plan_transfers(graph, header, self.blocks))
-        self.predicted += models * header.size * self.plan.learner.flat.element_size()
-        return super()._exchange(graph, header)
+    def _exchange(self, graph: Graph, announcements: Announcements) -> list[Announcements | None]:
+        transfers = plan_transfers(graph, announcements, self.blocks)
+        models = sum(len(transfer.client_T) for transfer in transfers)
+        self.predicted += models * announcements.size * self.plan.learner.dtype.itemsize
+        return super()._exchange(graph, announcements)
 
 
-def looped() -> int:
-    (line,) = [
-        line
-        for line in Path("/proc/net/dev").read_text().splitlines()
-        if line.strip().startswith("lo:")
-    ]
+def loopback_bytes() -> int:
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    (line,) = [line for line in lines if line.strip().startswith("lo:")]
     return int(line.split(":")[1].split()[0])
 
 
-def counted(action: Callable[[], Any]) -> int:
-    before = looped()
+def sent_during(action: Callable[[], Any]) -> int:
+    """Return the bytes that crossed the loopback device during the action."""
+    before = loopback_bytes()
     action()
-    return looped() - before
+    return loopback_bytes() - before
 
 
 def main() -> None:
@@ -65,26 +67,28 @@ def main() -> None:
     cluster.shutdown()
 
 
-def show(experiment: Any, folder: Path) -> None:
+def show(experiment: Experiment, folder: Path) -> None:
     plan, graph = experiment.plan, experiment.topology.at(1)
-    engine = Counting(plan)
+    engine = PredictingCluster(plan)
     engine.begin()
-    model = plan.learner.size * plan.learner.flat.element_size()
+    model_bytes = plan.learner.size * plan.learner.dtype.itemsize
     sizes = " and ".join(str(len(block)) for block in engine.blocks)
     print(f"{plan.clients} clients, {len(graph.edges())} edges, shards of {sizes} clients")
-    print(f"machines: {len(ray.nodes())}; bytes of a model: {model:,}")
+    print(f"machines: {len(ray.nodes())}; bytes of a model: {model_bytes:,}")
     for t in range(1, ROUNDS + 1):
-        before = engine.predicted
-        found = counted(lambda t=t: engine.round(t, graph))
-        said = engine.predicted - before
-        print(
-            f"round {t}: formula {said / 1e6:7.2f} MB ({said // model} models), measured {found / 1e6:7.2f} MB"
-        )
-    print(
-        f"evaluation: {counted(engine.measure) / 1e6:.2f} MB; checkpoint: {counted(lambda: engine.save(folder)) / 1e6:.2f} MB"
-    )
-    print(f"ten seconds of silence: {counted(lambda: time.sleep(10)) / 1e6:.2f} MB")
+        engine.predicted = 0
+        measured = sent_during(partial(engine.round, t, graph))
+        models = engine.predicted // model_bytes
+        sent = f"predicted {mb(engine.predicted)}, measured {mb(measured)}"
+        print(f"round {t}, {models} models: {sent}")
+    print(f"evaluation: {mb(sent_during(engine.measure))}")
+    print(f"checkpoint: {mb(sent_during(partial(engine.save, folder)))}")
+    print(f"ten seconds without a run: {mb(sent_during(partial(time.sleep, 10)))}")
     engine.close()
+
+
+def mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Processor seconds of a FedSPD round against clients, clusters, parameters and edges: docs/images/growth.svg and the numbers in it.
+"""Processor time of a FedSPD round against clients, clusters, parameters and edges.
 
     python benchmarks/growth.py
 
-A small network of `fedspd bench` is changed in one way at a time. One worker.
+Writes docs/images/growth.svg and prints its numbers. One property of the small network of
+`fedspd bench` changes at a time; one worker trains.
 """
 
 from pathlib import Path
@@ -29,17 +30,14 @@ AXES: dict[str, tuple[str, list[int]]] = {
 
 def main() -> None:
     figure = Figure(figsize=(WIDTH_INCHES * 1.4, 5.0), layout="constrained")
-    for axes, (key, (label, values)) in zip(
-        figure.subplots(2, 2).ravel(), AXES.items(), strict=True
-    ):
-        found = [measure({**USUAL, key: value}) for value in values]
-        places = [place(key, value) for value in values]
-        for x, (whole, rest) in zip(places, found, strict=True):
-            print(
-                f"{label:22} {x:9,} {whole:9.4f} s {rest:9.4f} s without training and losses",
-                flush=True,
-            )
-        draw(axes, label, places, found)
+    panels = zip(figure.subplots(2, 2).ravel(), AXES.items(), strict=True)
+    for axes, (key, (label, values)) in panels:
+        xs = [position(key, value) for value in values]
+        measured = [measure({**USUAL, key: value}) for value in values]
+        for x, (total, rest) in zip(xs, measured, strict=True):
+            seconds = f"{total:9.4f} s {rest:9.4f} s without training and losses"
+            print(f"{label:22} {x:9,} {seconds}", flush=True)
+        draw(axes, label, xs, measured)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, ncols=3, loc="outside lower center", fontsize=SMALL_POINTS, frameon=False
@@ -48,31 +46,34 @@ def main() -> None:
 
 
 def measure(changed: dict[str, int]) -> tuple[float, float]:
-    """Seconds of the processor for a round, and for what of it is neither training nor losses: exchange, averaging, records."""
+    """Return the processor seconds of a round, and those besides training and losses.
+
+    The latter are spent on the exchange, on averaging and on records.
+    """
     rounds = timed_rounds(*small_network(**changed), TURNS)
-    whole = median(timed.processor for timed in rounds)
-    return whole, whole * median(1 - timed.passes / timed.seconds for timed in rounds)
+    total = median(timed.processor for timed in rounds)
+    return total, total * median(1 - timed.passes / timed.seconds for timed in rounds)
 
 
-def place(key: str, value: int) -> int:
-    """Where a value stands on its axis."""
+def position(key: str, value: int) -> int:
+    """Return the value's position on its axis."""
     if key == "hidden":
         return 64 * value + value + value * 10 + 10
     return USUAL["clients"] * value // 2 if key == "degree" else value
 
 
-def draw(axes: Axes, label: str, places: list[int], found: list[tuple[float, float]]) -> None:
-    whole, rest = zip(*found, strict=True)
+def draw(axes: Axes, label: str, xs: list[int], measured: list[tuple[float, float]]) -> None:
+    total, rest = zip(*measured, strict=True)
     style: dict[str, Any] = {"marker": "o", "markersize": 3}
-    axes.loglog(places, whole, color=PALETTE[0], label="whole round", **style)
-    axes.loglog(places, rest, color=PALETTE[1], label="without training and losses", **style)
-    line = [whole[-1] * x / places[-1] for x in places]
-    axes.loglog(places, line, color=GREY, linestyle=":", label="in proportion")
-    axes.set_xticks(places, [f"{x:,}" for x in places])
+    axes.loglog(xs, total, color=PALETTE[0], label="complete round", **style)
+    axes.loglog(xs, rest, color=PALETTE[1], label="without training and losses", **style)
+    line = [total[-1] * x / xs[-1] for x in xs]
+    axes.loglog(xs, line, color=GREY, linestyle=":", label="proportional growth")
+    axes.set_xticks(xs, [f"{x:,}" for x in xs])
     axes.set_xticks([], minor=True)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(min(rest) / 2, max(whole) * 2)
+    axes.set_ylim(min(rest) / 2, max(total) * 2)
     axes.set_xlabel(label, fontsize=TEXT_POINTS)
     axes.set_ylabel("processor seconds", fontsize=TEXT_POINTS)
     axes.tick_params(labelsize=SMALL_POINTS, which="both")

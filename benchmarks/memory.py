@@ -1,9 +1,11 @@
-"""Memory of a large network: what `fedspd run --dry-run` predicts, and what the run takes.
+"""Memory of a large network: the prediction of `fedspd run --dry-run`, and the peak of the run.
 
-    python benchmarks/memory.py                    10,000 clients, 1,976 parameters, degree 6, ten rounds, two workers
-    python benchmarks/memory.py 3000 --hidden 240  fewer clients, 9,848 parameters
+    python benchmarks/memory.py                     10,000 clients, 1,976 parameters, degree 6,
+                                                    ten rounds, two workers
+    python benchmarks/memory.py 3000 --hidden 240   fewer clients, 9,848 parameters
 
-Memory is the sum over the processes of what each has to itself and its part of what they share (PSS), looked at 20 times a second.
+Memory is the proportional set size (PSS), summed over the processes and sampled 20 times a second:
+pages that several processes share are counted once.
 """
 
 import os
@@ -21,7 +23,7 @@ from fedspd.config import ExperimentConfig, load
 from fedspd.experiment.build import build_experiment
 from fedspd.experiment.estimate import estimate
 
-LOOK = 0.05  # seconds
+SAMPLE_SECONDS = 0.05
 EXAMPLES, FEATURES, CLASSES = 8, 32, 8
 
 
@@ -34,8 +36,8 @@ def data(clients: int) -> tuple[np.ndarray, ...]:
     return x[:cut], y[:cut], x[cut:], y[cut:]
 
 
-def shared_out(process: int) -> int:
-    """Bytes, or 0 for a process that has just ended."""
+def process_bytes(process: int) -> int:
+    """Return the PSS of a process, or 0 if it has just ended."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
@@ -43,27 +45,29 @@ def shared_out(process: int) -> int:
         return 0
 
 
-def whole() -> int:
-    """Of this process and its children."""
+def total_bytes() -> int:
+    """Return the PSS of this process and its children."""
     me = os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
-    return shared_out(me) + sum(shared_out(int(child)) for child in children)
+    return process_bytes(me) + sum(process_bytes(int(child)) for child in children)
 
 
-class Highest(threading.Thread):
+class PeakSampler(threading.Thread):
+    """A thread that samples the memory and keeps the peak."""
+
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.bytes, self.ended = 0, threading.Event()
+        self.peak, self.ended = 0, threading.Event()
 
     def run(self) -> None:
-        while not self.ended.wait(LOOK):
-            self.bytes = max(self.bytes, whole())
+        while not self.ended.wait(SAMPLE_SECONDS):
+            self.peak = max(self.peak, total_bytes())
 
 
-def expected(
+def predict(
     config: ExperimentConfig, arrays: tuple[np.ndarray, ...], workers: int
 ) -> tuple[int, int]:
-    """Parameters of a model, and bytes of the run; nothing of it is left when the run begins."""
+    """Return the parameters of a model and the bytes of the run, and free all memory again."""
     experiment = build_experiment(config, arrays)
     return experiment.plan.learner.size, estimate(experiment, workers)["memory"]["total"]
 
@@ -75,38 +79,34 @@ def main(
     workers: Annotated[int, typer.Option()] = 2,
 ) -> None:
     settings = [
+        f"clients={clients}",
+        f"rounds={rounds}",
+        f"data.examples={EXAMPLES}",
         "data.mixture=permutation",
         "model.name=mlp",
+        f"model.hidden={hidden}",
         "training.batch=10",
         "training.epochs=1",
         "fedspd.final_epochs=1",
         "topology.degree=6",
     ]
-    config = load(
-        None,
-        [
-            f"clients={clients}",
-            f"rounds={rounds}",
-            f"data.examples={EXAMPLES}",
-            f"model.hidden={hidden}",
-            *settings,
-        ],
-    )
+    config = load(overrides=settings)
     arrays = data(clients)
-    parameters, predicted = expected(config, arrays, workers)
-    numbers = clients * config.clusters * parameters * 4
-    highest, started = Highest(), time.perf_counter()
-    highest.start()
+    parameters, predicted = predict(config, arrays, workers)
+    sampler, started = PeakSampler(), time.perf_counter()
+    sampler.start()
     with tempfile.TemporaryDirectory() as folder:
         fedspd.run(config, data=arrays, workers=workers, out=Path(folder) / "run")
     seconds = time.perf_counter() - started
-    highest.ended.set()
-    highest.join()
-    print(
-        f"{clients:,} clients, {parameters:,} parameters, {rounds} rounds, {workers} workers: {seconds:.0f} s"
-    )
-    print(f"N x S x P numbers {numbers / 1e6:,.0f} MB; predicted {predicted / 1e6:,.0f} MB, measured {highest.bytes / 1e6:,.0f} MB "
-          f"({100 * (predicted / highest.bytes - 1):+.1f} %)")  # fmt: skip
+    sampler.ended.set()
+    sampler.join()
+    centers = clients * config.clusters * parameters * 4
+    error = 100 * (predicted / sampler.peak - 1)
+    print(f"{clients:,} clients, {parameters:,} parameters, {rounds} rounds, {workers} workers")
+    print(f"time:        {seconds:,.0f} s")
+    print(f"N x S x P:   {centers / 1e6:,.0f} MB")
+    print(f"predicted:   {predicted / 1e6:,.0f} MB ({error:+.1f} %)")
+    print(f"measured:    {sampler.peak / 1e6:,.0f} MB")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Where the time of local training goes, and how far it is from what a matrix product does: one core, MNIST CNN, batch 50.
+"""Where the time of local training goes, and how close it comes to the speed of matrix products.
 
-python benchmarks/profile_training.py
+    python benchmarks/profile_training.py
+
+One core, the paper's MNIST CNN, batch 50.
 """
 
 import time
@@ -17,7 +19,7 @@ from fedspd.core.learner import Learner
 from fedspd.runtime.processes import keep_memory
 
 SIZE = Size(clients=4, examples=300, turns=1, growth=())
-KINDS = {  # the first that occurs in an operator's name
+KINDS = {  # by a part of the operator's name; the first match counts
     "convolution_backward": "convolutions, backward",
     "mkldnn_convolution": "convolutions, forward",
     "convolution": "convolutions, forward",
@@ -45,22 +47,20 @@ def main() -> None:
     model_CP = learner.draw(Key(0)).repeat(SIZE.clients, 1)
     learner.train(model_CP, data, KEY)  # warms up
     learner.steps = 0
-    started = time.process_time()  # the processor's: other programs disturb it little
+    started = time.process_time()  # other programs disturb processor time little
     learner.train(model_CP, data, KEY)
     per_step = (time.process_time() - started) / learner.steps
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         learner.train(model_CP, data, KEY)
-    share = shares(profiler)
-    for name, part in share.most_common():
-        print(f"{name:26} {100 * part:5.1f} %")
-    show_limit(
-        learner,
-        per_step,
-        per_step * sum(part for name, part in share.items() if "convolutions" in name),
-    )
+    shares = time_shares(profiler)
+    for name, share in shares.most_common():
+        print(f"{name:26} {100 * share:5.1f} %")
+    convolutions = sum(share for name, share in shares.items() if "convolutions" in name)
+    show_rates(learner, per_step, per_step * convolutions)
 
 
-def shares(profiler: profile) -> Counter[str]:
+def time_shares(profiler: profile) -> Counter[str]:
+    """Return the share of every kind of operator in the time."""
     seconds: Counter[str] = Counter()
     for event in profiler.key_averages():
         seconds[kind(event.key)] += event.self_cpu_time_total
@@ -72,27 +72,23 @@ def kind(operator: str) -> str:
     return next((kind for part, kind in KINDS.items() if part in operator), "everything else")
 
 
-def show_limit(learner: Learner, step: float, convolving: float) -> None:
-    """step, convolving: seconds of a training step, and of the convolutions in it."""
+def show_rates(learner: Learner, step: float, convolutions: float) -> None:
+    """Print operations per second of a step and its convolutions, from their seconds."""
     x = torch.rand(SGD.batch, 1, 28, 28).contiguous(memory_format=torch.channels_last)
     y = torch.zeros(SGD.batch, dtype=torch.long)
     learner.module.train()
     with FlopCounterMode(display=False) as counter:
         learner.loss(learner.module(x), y).mean().backward()
-    operations = counter.get_total_flops()
-    convolved = sum(
-        count
-        for operator, count in counter.get_flop_counts()["Global"].items()
-        if "convolution" in str(operator)
-    )
-    limit = matrix_rate()
-    print(f"a product of two 1024 x 1024 matrices: {limit / 1e9:.0f} GFLOP/s")
-    print(
-        f"a step: {1000 * step:.2f} ms, {operations / 1e9:.3f} GFLOP, {operations / step / 1e9:.0f} GFLOP/s"
-    )
-    print(
-        f"its convolutions: {1000 * convolving:.2f} ms, {convolved / 1e9:.3f} GFLOP, {convolved / convolving / 1e9:.0f} GFLOP/s"
-    )
+    counts = counter.get_flop_counts()["Global"]
+    convolved = sum(count for kind, count in counts.items() if "convolution" in str(kind))
+    print(f"a product of two 1024 x 1024 matrices: {matrix_rate() / 1e9:.0f} GFLOP/s")
+    print(f"a step: {rate(counter.get_total_flops(), step)}")
+    print(f"its convolutions: {rate(convolved, convolutions)}")
+
+
+def rate(operations: int, seconds: float) -> str:
+    done = operations / 1e9
+    return f"{1000 * seconds:.2f} ms, {done:.3f} GFLOP, {done / seconds:.0f} GFLOP/s"
 
 
 def matrix_rate(n: int = 1024, times: int = 20) -> float:

@@ -1,15 +1,18 @@
-"""fedspd's simulator: FedAvg on a complete graph, two workers, no evaluation but of the last round, which is not counted."""
+"""fedspd's simulator: FedAvg on a complete graph with two workers.
+
+Only the last round is evaluated, and it is not timed.
+"""
 
 import time
 
 import torch
-from said import CLIENTS, EXAMPLES, ROUNDS, data, say
+from workload import CLIENTS, EXAMPLES, ROUNDS, data, report
 
 import fedspd
 
 
 class RoundClock(fedspd.Callback):
-    """The callback that notes when each round was done."""
+    """The callback that notes the end of each round."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -21,7 +24,7 @@ class RoundClock(fedspd.Callback):
 def main() -> None:
     clock = RoundClock()
     x, y = (torch.cat(parts) for parts in zip(*data(), strict=True))
-    pool = (x.repeat(2, 1, 1, 1), y.repeat(2), x[:500], y[:500])  # clients are dealt half of it
+    pool = (x.repeat(2, 1, 1, 1), y.repeat(2), x[:500], y[:500])  # clients are assigned half of it
     rounds = ROUNDS + 2
     config = {
         "method": "fedavg",
@@ -33,7 +36,7 @@ def main() -> None:
         "model": {"name": "cnn"},
     }
     fedspd.run(config, data=pool, workers=2, callbacks=[clock])
-    say("fedspd", "fedspd", clock.ends[:-1])
+    report("fedspd", "fedspd", clock.ends[:-1])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from said import CLIENTS, ROUNDS, data, say
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from workload import CLIENTS, ROUNDS, data, report
 
 from fedspd.bench import plain
 
@@ -20,15 +20,16 @@ client, server = ClientApp(), ServerApp()
 ends: list[float] = []
 
 
-class Timed(FedAvg):
+class TimedFedAvg(FedAvg):
+    """FedAvg that notes the end of each round."""
+
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         answers = list(replies)
-        assert (
-            sum(not answer.has_error() for answer in answers) == CLIENTS
-        )  # else nothing was measured
-        found = super().aggregate_train(server_round, answers)
+        trained = sum(not answer.has_error() for answer in answers)
+        assert trained == CLIENTS, f"only {trained} clients trained"
+        result = super().aggregate_train(server_round, answers)
         ends.append(time.perf_counter())
-        return found
+        return result
 
 
 @client.train()
@@ -53,7 +54,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = Timed(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+    strategy = TimedFedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
     strategy.start(
         grid=grid, initial_arrays=ArrayRecord(plain.PlainCNN().state_dict()), num_rounds=ROUNDS + 1
     )
@@ -62,4 +63,4 @@ def main(grid: Grid, context: Context) -> None:
 if __name__ == "__main__":
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
     run_simulation(server, client, CLIENTS, backend_config=resources)
-    say("Flower", "flwr", ends)
+    report("Flower", "flwr", ends)

@@ -9,15 +9,17 @@ from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
-from said import CLIENTS, ROUNDS, data, say
 from torch import nn
+from workload import CLIENTS, ROUNDS, data, report
 
 from fedspd.bench import plain
 
 ends: list[float] = []
 
 
-class Clock(FederationObserver):
+class RoundClock(FederationObserver):
+    """The observer that notes the end of each round."""
+
     def end_round(self, round: int) -> None:
         ends.append(time.perf_counter())
 
@@ -36,9 +38,9 @@ def main() -> None:
     federation = FedAVG(
         CLIENTS, None, DDict(), clients=clients, server=Server(plain.PlainCNN(), None, clients)
     )
-    federation.set_callbacks(Clock())
+    federation.set_callbacks(RoundClock())
     federation.run(ROUNDS + 1, 1.0)
-    say("fluke", "fluke-fl", ends)
+    report("fluke", "fluke-fl", ends)
 
 
 if __name__ == "__main__":

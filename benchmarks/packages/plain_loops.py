@@ -3,7 +3,7 @@
 import time
 from contextlib import ExitStack
 
-from said import CLIENTS, EXAMPLES, ROUNDS, say
+from workload import CLIENTS, EXAMPLES, ROUNDS, report
 
 from fedspd.bench.rows import Size
 from fedspd.bench.training import block, with_plain_loop
@@ -16,7 +16,7 @@ def main() -> None:
         for _ in range(ROUNDS + 1):
             turn()
             ends.append(time.perf_counter())
-    say("two plain loops", "torch", ends)
+    report("two plain loops", "torch", ends)
 
 
 if __name__ == "__main__":

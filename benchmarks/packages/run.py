@@ -1,7 +1,9 @@
-"""Other simulators on the workload of `fedspd bench`, in turn with fedspd and with plain torch loops: make bench-packages
+"""Other simulators on the workload of `fedspd bench`, in turn with fedspd and plain torch loops.
 
-Each package gets a virtual environment of its own below .venv-packages, with the same torch. What cannot be installed or run is
-said with its reason.
+    make bench-packages
+
+Each package has its own virtual environment below .venv-packages, with the same torch. The table
+gives the reason where a package cannot be installed or run.
 """
 
 import json
@@ -20,13 +22,19 @@ from rich.table import Table
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv-packages"
 TURNS = 3
-LIMIT = 3600  # seconds for an installation, or for one turn
+TIMEOUT_SECONDS = 3600  # of an installation, or of one turn
 
 
 class Contestant(NamedTuple):
+    """A simulator and the script that times it.
+
+    packages   to install; none: it runs in the project's environment
+    removed    dependencies to uninstall again
+    """
+
     name: str
     script: str
-    packages: tuple[str, ...] = ()  # none: it runs in the project's own environment
+    packages: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
@@ -34,7 +42,7 @@ CONTESTANTS = (
     Contestant("two plain loops", "plain_loops.py"),
     Contestant("fedspd", "fedspd_fedavg.py"),
     Contestant("Flower", "flower.py", ("flwr[simulation]",)),
-    # fluke reads datasets with torchvision, which we do not need, and whose build in the registry is for another torch
+    # fluke only needs torchvision to read datasets, and its wheel is built for another torch
     Contestant("fluke", "fluke_fedavg.py", ("fluke-fl",), ("torchvision",)),
 )
 NOT_RUN = {
@@ -43,8 +51,8 @@ NOT_RUN = {
 }
 
 
-class Failed(Exception):
-    pass
+class CallError(Exception):
+    """A command that failed; the message is the reason."""
 
 
 def main() -> None:
@@ -52,67 +60,54 @@ def main() -> None:
     versions: dict[str, str] = {}
     reasons = dict(NOT_RUN)
     ready = [contestant for contestant in CONTESTANTS if prepare(contestant, reasons)]
-    for turn in range(TURNS):
+    for turn in range(1, TURNS + 1):
         for contestant in ready:
-            if contestant.name not in reasons:
+            name = contestant.name
+            if name not in reasons:
                 measure(contestant, speeds, versions, reasons)
-                said = (
-                    reasons.get(contestant.name)
-                    or f"{speeds[contestant.name][-1]:,.0f} examples per second"
-                )
-                print(
-                    f"turn {turn + 1} of {TURNS}: {contestant.name}: {said}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                result = reasons.get(name) or f"{speeds[name][-1]:,.0f} examples per second"
+                show_progress(f"turn {turn} of {TURNS}: {name}: {result}")
     Console(width=120).print(table(speeds, versions, reasons))
 
 
 def prepare(contestant: Contestant, reasons: dict[str, str]) -> bool:
+    """Return whether the contestant is installed; if not, note the reason."""
     done = ENVIRONMENTS / contestant.name / ".installed"
+    if not contestant.packages or done.exists():
+        return True
     try:
-        if contestant.packages and not done.exists():
-            print(f"installing {', '.join(contestant.packages)}", file=sys.stderr, flush=True)
-            venv.create(done.parent, with_pip=True, clear=True)
-            (ENVIRONMENTS / ".gitignore").write_text("*\n")
-            call(
-                python(contestant),
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                pin("torch"),
-                *contestant.packages,
-            )
-            if contestant.removed:
-                call(
-                    python(contestant),
-                    "-m",
-                    "pip",
-                    "uninstall",
-                    "--quiet",
-                    "--yes",
-                    *contestant.removed,
-                )
-            done.touch()
-    except Failed as failure:
-        reasons[contestant.name] = f"cannot be installed: {failure}"
+        install(contestant, done.parent)
+    except CallError as error:
+        reasons[contestant.name] = f"cannot be installed: {error}"
         return False
+    done.touch()
     return True
 
 
+def install(contestant: Contestant, environment: Path) -> None:
+    show_progress(f"installing {', '.join(contestant.packages)}")
+    venv.create(environment, with_pip=True, clear=True)
+    (ENVIRONMENTS / ".gitignore").write_text("*\n")
+    pip = (python(contestant), "-m", "pip")
+    call(*pip, "install", "--quiet", pin("torch"), *contestant.packages)
+    if contestant.removed:
+        call(*pip, "uninstall", "--quiet", "--yes", *contestant.removed)
+
+
+def show_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def pin(package: str) -> str:
-    """Of the project's pins this one alone: the packages have their own ideas of the others."""
+    """Return the project's pin of a package; packages choose all other versions themselves."""
     (line,) = re.findall(rf"^{package}==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     return str(line)
 
 
 def python(contestant: Contestant) -> str:
-    return (
-        str(ENVIRONMENTS / contestant.name / "bin/python")
-        if contestant.packages
-        else sys.executable
-    )
+    if not contestant.packages:
+        return sys.executable
+    return str(ENVIRONMENTS / contestant.name / "bin/python")
 
 
 def measure(
@@ -121,65 +116,57 @@ def measure(
     versions: dict[str, str],
     reasons: dict[str, str],
 ) -> None:
+    """Run one turn and note the speed, or the reason why there is none."""
+    script = Path(__file__).with_name(contestant.script)
     try:
-        said = last_json(call(python(contestant), str(Path(__file__).with_name(contestant.script))))
-        speeds[contestant.name].append(said["examples"] / said["seconds"])
-        versions[contestant.name] = said["version"]
-    except Failed as failure:
-        reasons[contestant.name] = f"cannot be run: {failure}"
+        result = last_result(call(python(contestant), str(script)))
+        speeds[contestant.name].append(result["examples"] / result["seconds"])
+        versions[contestant.name] = result["version"]
+    except CallError as error:
+        reasons[contestant.name] = f"cannot be run: {error}"
 
 
 def call(*command: str) -> str:
-    quiet = {
+    """Return what the command printed, or raise CallError with its last line of stderr."""
+    environment = {
+        **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, **quiet}
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environment
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"took more than {LIMIT} s") from None
+        raise CallError(f"took more than {TIMEOUT_SECONDS} s") from None
     if done.returncode:
-        raise Failed(
-            (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
-        )
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise CallError(lines[-1][:200])
     return done.stdout
 
 
-def last_json(printed: str) -> dict[str, Any]:
-    lines = [line for line in printed.splitlines() if line.startswith('{"peer"')]
+def last_result(printed: str) -> dict[str, Any]:
+    lines = [line for line in printed.splitlines() if line.startswith('{"contestant"')]
     if not lines:
-        raise Failed("printed no result")
+        raise CallError("printed no result")
     return dict(json.loads(lines[-1]))
 
 
 def table(
     speeds: dict[str, list[float]], versions: dict[str, str], reasons: dict[str, str]
 ) -> Table:
-    medians = {
-        name: median(found) for name, found in speeds.items() if found and name not in reasons
-    }
-    shown = Table(
-        "", "version", title=f"Examples per second, medians of {TURNS} turns", title_justify="left"
-    )
-    for column in (
-        "examples per second",
-        "single turns",
-        "over two plain loops",
-        "fedspd is faster by",
-    ):
+    title = f"Examples per second, medians of {TURNS} turns"
+    shown = Table("", "version", title=title, title_justify="left")
+    for column in ("examples/s", "range of turns", "vs two plain loops", "fedspd is faster by"):
         shown.add_column(column, justify="right")
+    medians = {name: median(turns) for name, turns in speeds.items() if name not in reasons}
     for name, speed in medians.items():
-        spread = f"{min(speeds[name]):,.0f} to {max(speeds[name]):,.0f}"
-        ratios = [
-            medians.get("two plain loops", 0) and speed / medians["two plain loops"],
-            medians.get("fedspd", 0) / speed,
-        ]
-        shown.add_row(
-            name, versions[name], f"{speed:,.0f}", spread, *(f"{ratio:.2f}" for ratio in ratios)
-        )
+        turns = f"{min(speeds[name]):,.0f} to {max(speeds[name]):,.0f}"
+        loops = medians.get("two plain loops")
+        ratios = [speed / loops if loops else 0.0, medians.get("fedspd", 0.0) / speed]
+        row = (f"{speed:,.0f}", turns, *(f"{ratio:.2f}" for ratio in ratios))
+        shown.add_row(name, versions[name], *row)
     for name, reason in reasons.items():
         shown.add_row(name, "", reason)
     return shown

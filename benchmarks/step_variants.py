@@ -1,12 +1,12 @@
-"""What was tried to make a training step faster, and what it gave: milliseconds of a step of the paper's MNIST CNN.
+"""Attempts to make a training step faster: milliseconds of a step of the paper's MNIST CNN.
 
-    python benchmarks/tried.py              about a minute, half of it compiling
-    python benchmarks/tried.py --no-compile
+    python benchmarks/step_variants.py                about a minute, half of it compiling
+    python benchmarks/step_variants.py --no-compile
 
-One thread, batch 50. The variants take turns; the median of the turns counts. Time is the processor's, so that other programs
-disturb it little.
+One thread, batch 50. The variants take turns; the median of the turns counts. Other programs
+disturb the processor time, which is measured, little.
 
-Shapes: N examples of a batch, I channels, H height, W width, F numbers under a 5 x 5 kernel.
+Shapes: N examples of a batch, H height, W width, F = 25 pixels under a 5 x 5 kernel.
 """
 
 import sys
@@ -27,7 +27,7 @@ Step = Callable[[], None]
 
 
 class SlicedPool(nn.Module):
-    """2 x 2 max-pooling as the largest of four strided views."""
+    """Max-pooling of 2 x 2 pixels, as the maximum of four strided views."""
 
     def forward(self, x: Tensor) -> Tensor:
         upper = torch.maximum(x[..., ::2, ::2], x[..., ::2, 1::2])
@@ -35,7 +35,7 @@ class SlicedPool(nn.Module):
 
 
 class FromPatches(nn.Linear):
-    """The first convolution as a matrix product, where the patches under its kernel were cut out beforehand."""
+    """The first convolution as a matrix product over patches that were cut out beforehand."""
 
     def forward(self, patches_NHWF: Tensor) -> Tensor:
         return super().forward(patches_NHWF).permute(0, 3, 1, 2)
@@ -43,20 +43,20 @@ class FromPatches(nn.Linear):
 
 def network(first: nn.Module | None = None, pool: type[nn.Module] | None = None) -> nn.Module:
     built = PaperCNN(plain.SHAPE, plain.CLASSES)
-    for place, layer in enumerate(built):
+    for index, layer in enumerate(built):
         if pool is not None and isinstance(layer, nn.MaxPool2d):
-            built[place] = pool()
+            built[index] = pool()
     if first is not None:
         built[0] = first
     return built
 
 
 def late_relu() -> nn.Module:
-    """The plain model with ReLU after pooling, but torch's own dropout."""
+    """Return the model with ReLU after pooling, but with torch's dropout."""
     built = network()
-    for place, layer in enumerate(built):
+    for index, layer in enumerate(built):
         if isinstance(layer, Dropout):
-            built[place] = nn.Dropout(layer.p)
+            built[index] = nn.Dropout(layer.p)
     return built
 
 
@@ -81,10 +81,9 @@ def milliseconds(run: Step) -> float:
 
 
 def compare(variants: dict[str, Step]) -> dict[str, float]:
+    """Return the median milliseconds of every variant; the first turn warms up."""
     turns = [[milliseconds(run) for run in variants.values()] for _ in range(TURNS + 1)][1:]
-    return {
-        name: median(found) for name, found in zip(variants, zip(*turns, strict=True), strict=True)
-    }
+    return dict(zip(variants, map(median, zip(*turns, strict=True)), strict=True))
 
 
 def main() -> None:
@@ -92,38 +91,30 @@ def main() -> None:
     ((x, y),) = plain.pixels(1, 300)
     last = torch.channels_last
     x_last = x.contiguous(memory_format=last)
-    patches = (
-        nn.functional.unfold(x, 5, padding=2)
-        .transpose(1, 2)
-        .reshape(len(x), 28, 28, 25)
-        .contiguous()
-    )
+    columns = nn.functional.unfold(x, 5, padding=2)
+    patches = columns.transpose(1, 2).reshape(len(x), 28, 28, 25).contiguous()
     ours = network().to(memory_format=last)
+    sliced = network(pool=SlicedPool).to(memory_format=last)
+    from_patches = network(FromPatches(25, 10)).to(memory_format=last)
     variants = {
         "plain loop": step(plain.PlainCNN(), x, y),
         "channels-last": step(plain.PlainCNN().to(memory_format=last), x_last, y),
         "... and ReLU after pooling": step(late_relu().to(memory_format=last), x_last, y),
         "... and cheap dropout": step(ours, x_last, y),
-        "    with pooling by slices": step(
-            network(pool=SlicedPool).to(memory_format=last), x_last, y
-        ),
-        "    with patches cut beforehand": step(
-            network(FromPatches(25, 10)).to(memory_format=last), patches, y
-        ),
+        "    with pooling by slices": step(sliced, x_last, y),
+        "    with patches cut beforehand": step(from_patches, patches, y),
     }
     if "--no-compile" not in sys.argv:
         variants["    with torch.compile"] = compiled(network().to(memory_format=last), x_last, y)
     found = compare(variants)
-    keep_memory()  # for the rest of the process, hence last
+    keep_memory()  # last, because it lasts until the process ends
     found |= compare({"... and freed memory kept": step(ours, x_last, y)})
     for name, value in found.items():
         print(f"{name:36} {value:8.2f} ms {found['plain loop'] / value:8.2f} x")
 
 
 def compiled(module: nn.Module, x: Tensor, y: Tensor) -> Step:
-    torch.compiler.config.force_disable_caches = (
-        True  # else the second run of this script would say less
-    )
+    torch.compiler.config.force_disable_caches = True  # so that every run measures compiling
     run = step(torch.compile(module), x, y)
     started = time.perf_counter()
     run()
