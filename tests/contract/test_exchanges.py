@@ -1,15 +1,20 @@
-"""What crosses an edge: only what is declared, only one hop in a round, and every byte of it is in the ledger.
+"""The exchanges of every method: known numbers of models, and a ledger that counts every byte."""
 
-That a client is told nothing else is the engine "by hand" of conftest.py, which gives the same bits as the others.
-"""
-
-from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from fedspd.core.graph import Graph
 from fedspd.core.ledger import CLUSTER_ID_BYTES, HEADER_BYTES
+from fedspd.engines.simulator import Simulator
+from fedspd.testing import StrictEngine
+from fedspd.testing.subject import path_graph, run, run_rounds
 
+ENGINES = {"in-process": Simulator, "2 workers": partial(Simulator, workers=2)}
+AVERAGING = ("fedavg", "fedem", "pfedme", "ditto")  # all clients exchange all that they have
+
+# On the path: 4 edges, both ways, S = 2. On the star: 5 clients, up and down.
 SENT_ON_A_PATH = {
     "local": 0,
     "fedavg": 8,
@@ -18,108 +23,127 @@ SENT_ON_A_PATH = {
     "ifca": 8,
     "pfedme": 8,
     "ditto": 8,
-}  # 4 edges, both ways, S = 2
-SENT_ON_A_STAR = {
-    "local": 0,
-    "fedavg": 10,
-    "fedem": 20,
-    "pfedme": 10,
-    "ditto": 10,
-}  # 5 clients, up and down
+}
+SENT_ON_A_STAR = {"local": 0, "fedavg": 10, "fedem": 20, "pfedme": 10, "ditto": 10}
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_news_travels_one_hop_in_a_round(lab, method, rounds):
-    """Other examples at client 4, the end of the path, are noticed by nobody who is further away than the rounds that passed."""
-    plan = lab.plan(method)
-    x, y = list(plan.train.x), list(plan.train.y)
-    x[4], y[4] = x[4].flip(0) + 1, (y[4] + 1) % 3
-    other = replace(plan, train=replace(plan.train, x=x, y=y))
-    one, two = (lab.run(lab.by_hand(p), lab.path(), rounds).digests() for p in (plan, other))
-    changed = {i for i in range(5) if one[i] != two[i]}
-    assert 4 in changed
-    assert changed <= {i for i in range(5) if 4 - i <= rounds}
-    if method in (
-        "fedavg",
-        "fedem",
-        "pfedme",
-        "ditto",
-    ):  # a neighbour of the others need not listen to the same cluster
-        assert changed == {i for i in range(5) if 4 - i <= rounds}
+def complete_graph(server: bool = False) -> Graph:
+    """Five clients whose means are weighted as a server's are."""
+    edges = [(i, j) for i in range(5) for j in range(i)]
+    return Graph.from_edges(5, edges, "examples", server)
 
 
-def test_a_model_of_a_stranger_changes_nothing_in_the_round(lab, method):
-    one, two = (lab.run(lab.by_hand(lab.plan(method)), lab.path(), 1) for _ in range(2))
-    stranger = two.runners[4]
-    tables = {
-        name: table * 2 if name in ("model_CP", "centers_CSP", "personal_CP") else table
-        for name, table in vars(stranger.state).items()
-    }
-    stranger.state = type(stranger.state)(**tables)
-    for used in (one, two):
-        used.round(2, lab.path())
-    assert one.digests()[:3] == two.digests()[:3]
-    assert one.digests()[4] != two.digests()[4]
+def graph_of(server: bool) -> Graph:
+    return complete_graph(server=True) if server else path_graph()
+
+
+@pytest.fixture(params=ENGINES)
+def make_engine(request):
+    engines = []
+
+    def make(plan):
+        engines.append(ENGINES[request.param](plan))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
 
 
 @pytest.mark.parametrize("server", [False, True])
-def test_the_ledger_counts_what_is_sent(lab, method, recording_engine, server):
-    graph = lab.everyone(server=True) if server else lab.path()
-    plan = lab.plan(method, server=server)
-    counted, used = lab.by_hand(plan), recording_engine(plan)
-    for one in (counted, used):
+def test_ledger_counts_every_transfer(subject, make_engine, server):
+    graph, plan = graph_of(server), subject.plan(server=server)
+    strict, engine = StrictEngine(plan), make_engine(plan)
+    for one in (strict, engine):
         one.begin()
     for t in range(1, 4):
-        expected, traffic = counted.round(t, graph), used.round(t, graph).traffic
-        assert [sorted(map(tuple, one.transfer_T3.tolist())) for one in traffic] == [
-            sorted(sent) for sent in expected
-        ]
-        assert [one.announcements for one in traffic] == [5 if server else 8] * len(expected)
+        expected, traffic = strict.round(t, graph), engine.round(t, graph).traffic
+        counted = [sorted(map(tuple, exchange.transfer_T3.tolist())) for exchange in traffic]
+        assert counted == [sorted(sent) for sent in expected]
+        assert [exchange.announcements for exchange in traffic] == [5 if server else 8] * len(
+            expected
+        )
 
 
 @pytest.mark.parametrize(("server", "known"), [(False, SENT_ON_A_PATH), (True, SENT_ON_A_STAR)])
-def test_the_number_of_models_is_the_known_one(lab, method, server, known):
-    graph = lab.everyone(server=True) if server else lab.path()
-    used = lab.run(lab.by_hand(lab.plan(method, server=server)), graph, 0)
+def test_round_sends_the_known_number_of_models(subject, method, server, known):
+    engine = StrictEngine(subject.plan(server=server))
+    engine.begin()
     for t in (1, 3):
-        sent = sum(len(exchange) for exchange in used.round(t, graph))
+        sent = sum(len(exchange) for exchange in engine.round(t, graph_of(server)))
         assert sent == known.get(method, sent)
         assert method in known or 0 < sent <= (25 if server else 8)
 
 
-def test_bytes_by_hand(lab, recording_engine):
-    """FedEM with S = 2 on the path: on each of 8 directed edges an announcement and 2 models; 5 clients multicast 2 each."""
-    used = recording_engine(lab.plan("fedem"))
-    used.begin()
-    (traffic,) = used.round(1, lab.path()).traffic
-    size = (
-        (4 * 6 + 6) + (4 * 6 + 1) + (6 * 3 + 3)
-    )  # dense, BatchNorm with its statistics and counter, dense
-    assert traffic.point_to_point_bytes == 8 * (HEADER_BYTES + 4 * CLUSTER_ID_BYTES) + 16 * 4 * size
-    assert traffic.multicast_bytes == 8 * (HEADER_BYTES + 4 * CLUSTER_ID_BYTES) + 10 * 4 * size
+def test_only_fedsofts_chances_are_not_models(subject, method):
+    """FedSoft's server first asks for S numbers of each client, with S = 2."""
+    plan = subject.plan(server=True)
+    traffic = run_rounds(Simulator(plan), graph_of(server=True), 1, 0)
+    traffic.begin()
+    report = traffic.round(1, graph_of(server=True))
+    sizes = [(sent.is_model, sent.model_bytes) for sent in report.traffic]
+    model = (True, 4 * plan.learner.size)
+    assert sizes == {"fedsoft": [(False, 8), model], "local": []}.get(method, [model])
 
 
-def test_a_star_is_the_complete_graph_with_the_weights_of_a_server(lab, method, task):
-    """FedSoft's server picks its voters, which no graph does: the two agree where it picks everybody for the only cluster.
-    FedSPD aligns labels on a graph alone."""
-    options = {"fedsoft": {"clusters": 1, "select": 5}, "fedspd": {"align_every": 0}}.get(
-        method, {}
+def test_ledger_bytes_equal_those_counted_by_hand(subjects, make_engine):
+    """FedEM with S = 2 on the path: on each of 8 directed edges an announcement and 2 models.
+
+    By multicast, 5 clients send 2 models each.
+    """
+    engine = make_engine(subjects["fedem"].plan())
+    engine.begin()
+    (traffic,) = engine.round(1, path_graph()).traffic
+    # Dense, BatchNorm with its statistics and counter, dense.
+    size = (4 * 6 + 6) + (4 * 6 + 1) + (6 * 3 + 3)
+    announced = 8 * (HEADER_BYTES + 4 * CLUSTER_ID_BYTES)
+    assert traffic.point_to_point_bytes == announced + 16 * 4 * size
+    assert traffic.multicast_bytes == announced + 10 * 4 * size
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_news_reaches_every_client_within_reach(subjects, method, rounds):
+    """Without client 4, everyone within as many hops as rounds passed ends in another state."""
+    plan = subjects[method].plan()
+    isolated = Graph.from_edges(5, [(0, 1), (1, 2), (2, 3)])
+    one, two = (
+        run_rounds(StrictEngine(plan), graph, 1, rounds).digests()
+        for graph in (path_graph(), isolated)
     )
-    digests = []
-    for server in (False, True):
-        used = lab.run(
-            lab.by_hand(lab.plan(method, task, server=server, **options)),
-            lab.everyone(server=server),
-            3,
+    assert {i for i in range(5) if one[i] != two[i]} == {i for i in range(5) if 4 - i <= rounds}
+
+
+@pytest.mark.parametrize("task", ["classes", "regression"])
+def test_star_equals_the_complete_graph_with_a_servers_weights(subject, method, task):
+    """FedSoft's server picks its voters, which no graph does.
+
+    The two agree where it picks all clients for the only cluster. FedSPD aligns labels on a graph
+    alone.
+    """
+    options = {"fedsoft": {"clusters": 1, "select": 5}, "fedspd": {"align_every": 0}}
+    digests = [
+        run(
+            StrictEngine(subject.plan(task, server=server, **options.get(method, {}))),
+            complete_graph(server),
+            last=3,
         )
-        used.finish(4)
-        digests.append(used.digests())
+        for server in (False, True)
+    ]
     assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedem", "fedsoft", "ifca", "pfedme", "ditto"])
-def test_on_a_star_everybody_ends_with_the_same_shared_models(lab, method, task):
+def test_star_gives_all_clients_the_same_shared_models(subjects, method):
     """Not so with FedSPD, where a client takes only the mean of the cluster that it trained."""
-    used = lab.run(lab.by_hand(lab.plan(method, task, server=True)), lab.everyone(server=True), 1)
-    first, *others = (runner.plan.algorithm.share(runner.state)[1] for runner in used.runners)
+    engine = StrictEngine(subjects[method].plan(server=True))
+    run_rounds(engine, complete_graph(server=True), 1, 1)
+    first, *others = (runner.plan.algorithm.share(runner.state)[1] for runner in engine.runners)
     assert all(torch.equal(models, first) for models in others)
+
+
+def test_clients_share_the_known_number_of_models(subject, method):
+    engine = run_rounds(StrictEngine(subject.plan(), [range(5)]), path_graph(), 1, 2)
+    cluster_CK, _ = subject.algorithm().share(engine.runners[0].state)
+    K = {"local": 0, "fedavg": 1, "pfedme": 1, "ditto": 1}.get(method, 2)
+    assert cluster_CK.tolist() == [list(range(K))] * 5

@@ -1,6 +1,7 @@
-"""A Ray cluster gives the same bits. Its actors take seconds to start, so most methods wait for the long tests."""
+"""A Ray cluster gives the same bits.
 
-import sys
+Its actors take seconds to start, so most methods wait for the long tests.
+"""
 
 import pytest
 
@@ -8,8 +9,10 @@ ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
 from fedspd.algorithms import METHODS  # noqa: E402
+from fedspd.core.graph import Graph  # noqa: E402
 from fedspd.engines.ray_cluster import RayCluster  # noqa: E402
 from fedspd.engines.simulator import Simulator  # noqa: E402
+from fedspd.testing.subject import path_graph, run, run_rounds  # noqa: E402
 
 QUICK = ("ditto",)  # a class that no actor can import
 
@@ -32,37 +35,28 @@ def marked(method: str):
 
 
 @pytest.mark.parametrize("method", [marked(method) for method in [*METHODS, "ditto"]])
-def test_every_method_by_two_actors_and_its_checkpoint_in_one_process(lab, method, tmp_path):
-    ray.cloudpickle.register_pickle_by_value(
-        sys.modules[lab.__module__]
-    )  # actors cannot import a conftest
-    used = RayCluster(lab.plan(method), workers=2)
+def test_actors_and_their_checkpoint_give_the_reference(subject, tmp_path):
+    cluster = RayCluster(subject.plan(), workers=2)
     try:
-        lab.run(used, lab.path(), 2).save(tmp_path)
-        lab.run(used, lab.path(), 4, first=3).finish(5)
-        assert tuple(used.digests()) == lab.reference(method, "classes")
+        run_rounds(cluster, path_graph(), 1, 2).save(tmp_path)
+        assert run(cluster, path_graph(), first=3) == subject.reference()
     finally:
-        used.close()
-    here = Simulator(lab.plan(method))
-    here.load(tmp_path)
-    lab.run(here, lab.path(), 4, first=3).finish(5)
-    assert tuple(here.digests()) == lab.reference(method, "classes")
+        cluster.close()
+    simulator = Simulator(subject.plan())
+    simulator.load(tmp_path)
+    assert run(simulator, path_graph(), first=3) == subject.reference()
 
 
 @pytest.mark.long
-def test_float64_and_a_server_equal_the_simulation(lab):
-    ray.cloudpickle.register_pickle_by_value(sys.modules[lab.__module__])
-    used, here = (
-        RayCluster(lab.plan("fedem", "regression"), workers=2),
-        Simulator(lab.plan("fedem", "regression")),
-    )
+def test_float64_and_a_server_equal_the_simulation(subjects):
+    edges = [(i, j) for i in range(5) for j in range(i)]
+    star = Graph.from_edges(5, edges, "examples", server=True)
+    plan = subjects["fedem"].plan("regression")
+    cluster, simulator = RayCluster(plan, workers=2), Simulator(plan)
     try:
-        reports = [
-            lab.run(engine, lab.everyone(server=True), 2).round(3, lab.everyone(server=True))
-            for engine in (used, here)
-        ]
-        assert used.digests() == here.digests()
+        reports = [run_rounds(e, star, 1, 2).round(3, star) for e in (cluster, simulator)]
+        assert cluster.digests() == simulator.digests()
         assert reports[0].traffic[0].as_json() == reports[1].traffic[0].as_json()
         assert reports[0].steps == reports[1].steps
     finally:
-        used.close()
+        cluster.close()

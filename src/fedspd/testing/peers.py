@@ -1,0 +1,86 @@
+"""Peers in one process, whose messages are encoded and checked as on the wire.
+
+It needs the extra `node`.
+"""
+
+import asyncio
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from fedspd.core.graph import Graph
+from fedspd.node.identity.manifest import Manifest, Member
+from fedspd.node.peer.context import NodeContext
+from fedspd.node.peer.journal import Journal
+from fedspd.node.peer.liveness import Timeouts
+from fedspd.node.peer.peer import Peer
+from fedspd.node.wire.memory import MemoryNetwork
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.plan import Plan
+from fedspd.testing.subject import select_clients
+
+__all__ = ["MemoryNetwork", "run_peers"]
+
+# No peer fails here, so a busy machine must not make one seem to.
+TIMEOUTS = Timeouts(start=120, min_deadline=60, max_deadline=60, down_after=60, linger=0.5)
+
+
+def run_peers(plan: Plan, graph: Graph, rounds: int) -> list[str]:
+    """Run every client of the plan as a peer; return the digests after the final phase."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fedspd-") as folder,
+        ThreadPoolExecutor(1) as thread,  # so that it works where an event loop runs already
+    ):
+        return thread.submit(asyncio.run, _run(plan, graph, rounds, Path(folder))).result()
+
+
+async def _run(plan: Plan, graph: Graph, rounds: int, folder: Path) -> list[str]:
+    network, manifest = MemoryNetwork(), build_manifest(plan, graph)
+    with ExitStack() as stack:
+        # The peers share torch's random generator, so only one of them may compute at a time.
+        executor = stack.enter_context(ThreadPoolExecutor(1))
+        asyncio.get_running_loop().set_default_executor(executor)
+        peers = []
+        for member in manifest.members:
+            owner = {"network": manifest.network, "node": member.name}
+            journal = Journal(folder / member.name, {**owner, "agreement": manifest.agreement})
+            stack.enter_context(closing(journal))
+            runner = BlockRunner(select_clients(plan, [member.client]))
+            transport = network.transport(manifest, member.name)
+            context = _context(manifest, member, graph, rounds)
+            peers.append(Peer(context, runner, journal, transport, TIMEOUTS))
+        await asyncio.gather(*(peer.run() for peer in peers))
+    return [peer.runner.digests()[0] for peer in peers]
+
+
+def build_manifest(plan: Plan, graph: Graph) -> Manifest:
+    """Return the manifest of a network with one node per client of the plan."""
+    learner, shape = plan.learner, tuple(plan.train.x[0].shape[1:])
+    members = tuple(
+        Member(f"n{i}", i, f"host:{7000 + i}", tuple(f"n{j}" for j in graph.neighbours(i)), i + 1)
+        for i in range(graph.clients)
+    )
+    return Manifest(
+        network="0" * 32,
+        secure=False,
+        config={"clusters": plan.algorithm.clusters},
+        shape=shape,
+        classes=int(max(y.max() for y in plan.train.y)) + 1 if learner.classifies else 0,
+        size=learner.size,
+        dtype="float64" if learner.dtype.itemsize == 8 else "float32",
+        members=members,
+    )
+
+
+def _context(manifest: Manifest, member: Member, graph: Graph, rounds: int) -> NodeContext:
+    return NodeContext(
+        name=member.name,
+        client=member.client,
+        address=member.address,
+        neighbours={name: manifest.member(name).client for name in member.neighbours},
+        agreement=manifest.agreement,
+        rounds=rounds,
+        rule=graph.rule,
+        evaluate_every=rounds,
+    )

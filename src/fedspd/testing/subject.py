@@ -1,0 +1,141 @@
+"""Small networks to try a method on.
+
+Shapes: E examples, C clients.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedspd.core.algorithm import Algorithm, AnyAlgorithm
+from fedspd.core.block import Block
+from fedspd.core.errors import MethodError
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
+from fedspd.engines.simulator import Simulator
+from fedspd.runtime.plan import Plan
+
+TASKS = ("classes", "regression")
+COUNTS = (6, 1, 9, 4, 6)  # examples of five clients; client 1 has a single one
+CLASSES, FEATURES, VALUES = 3, 4, 2
+ROUNDS = 4  # of a reference run
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A method under test: its class, the number of clusters and its other options."""
+
+    method: Callable[..., AnyAlgorithm]
+    clusters: int = 2
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return type(self.algorithm()).__name__
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether clients can join after training."""
+        cls = type(self.algorithm())
+        return cls.share is not Algorithm.share and cls.join is not Algorithm.join
+
+    def algorithm(self, **changes: Any) -> AnyAlgorithm:
+        """Return the method, with changed options."""
+        return self.method(**{"clusters": self.clusters, **self.options, **changes})
+
+    def plan(
+        self,
+        task: str = "classes",
+        counts: Sequence[int] = COUNTS,
+        *,
+        server: bool = False,
+        seed: int = 5,
+        **changes: Any,
+    ) -> Plan:
+        """Return the plan of a network whose clients have these numbers of examples."""
+        n = len(counts)
+        train = Block(range(n), n, *make_examples(task, counts, 0), max(counts), server)
+        test = Block(range(n), n, *make_examples(task, [3] * n, 1), 3, server)
+        truth = [np.arange(count) % 2 for count in counts]
+        algorithm = self.algorithm(**changes)
+        return Plan(algorithm, make_learner(task), train, test, truth, 2, Key(seed))
+
+    def reference(self, task: str = "classes") -> list[str]:
+        """Return the digests of the clients on a path after ROUNDS rounds and the final phase."""
+        return list(_reference(self.method, self.clusters, tuple(self.options.items()), task))
+
+    def require(self, condition: bool, sentence: str) -> None:
+        """Raise MethodError unless the condition holds."""
+        if not condition:
+            raise MethodError(f"{self.name}: {sentence}")
+
+
+@cache
+def _reference(
+    method: Callable[..., AnyAlgorithm], clusters: int, options: Any, task: str
+) -> tuple[str, ...]:
+    engine = Simulator(Subject(method, clusters, dict(options)).plan(task))
+    return tuple(run(engine, path_graph()))
+
+
+def run(engine: Any, graph: Graph, first: int = 1, last: int = ROUNDS) -> list[str]:
+    """Run rounds and the final phase; return the digests. Round 1 begins a new run."""
+    run_rounds(engine, graph, first, last)
+    engine.finish(last + 1)
+    found: list[str] = engine.digests()
+    return found
+
+
+def run_rounds(engine: Any, graph: Graph, first: int, last: int) -> Any:
+    """Run rounds and return the engine. Round 1 begins a new run."""
+    if first == 1:
+        engine.begin()
+    for t in range(first, last + 1):
+        engine.round(t, graph)
+    return engine
+
+
+def path_graph(n: int = 5) -> Graph:
+    """Return the path 0 - 1 - ... - n-1."""
+    return Graph.from_edges(n, [(i, i + 1) for i in range(n - 1)])
+
+
+def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:
+    """Return the plan of some clients, in any order."""
+    train, test = (
+        replace(b, clients=clients, x=[b.x[i] for i in clients], y=[b.y[i] for i in clients])
+        for b in (plan.train, plan.test)
+    )
+    return replace(plan, train=train, test=test, truth=[plan.truth[i] for i in clients])
+
+
+def make_learner(task: str) -> Learner:
+    """Return a classifier with BatchNorm and dropout, or a linear regression in float64."""
+    training = TrainingOptions(batch=4, epochs=2)
+    if task == "classes":
+        return Learner(_classifier, training, cross_entropy)
+    return Learner(_regression, training, squared_error, dtype=torch.float64)
+
+
+def _classifier() -> nn.Module:
+    hidden = [nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3)]
+    return nn.Sequential(*hidden, nn.Linear(6, CLASSES))
+
+
+def _regression() -> nn.Module:
+    return nn.Linear(FEATURES, VALUES)
+
+
+def make_examples(task: str, counts: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return random examples and targets of clients with these numbers of examples."""
+    generator = torch.Generator().manual_seed(seed)
+    x = [torch.randn(count, FEATURES, generator=generator) for count in counts]
+    classes = [torch.randint(CLASSES, (count,), generator=generator) for count in counts]
+    return x, classes if task == "classes" else [own[:, :VALUES].double() for own in x]
