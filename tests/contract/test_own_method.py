@@ -1,12 +1,15 @@
-"""A method of a user's own, named in a config as module:Class, with its options in a table of its own."""
+"""A user's own method, which a config names as module:Class, with its options in [options]."""
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 import fedspd
 from fedspd.config import as_dict, as_toml, config_hash, load, method_options, validate
-from fedspd.core.errors import ConfigError
+from fedspd.core.errors import ConfigError, MethodError
+from fedspd.testing import Subject, run_peers
+from fedspd.testing.subject import path_graph
 
 DITTO = {"method": "own_method:Ditto"}
 TINY = {
@@ -21,7 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 from pydantic import Field
-from fedspd.core.algorithm import Algorithm
+from fedspd.algorithms.fedavg import FedAvg
+from fedspd.methods import Algorithm, Exchange
 
 class Plain:
     begin = round = predict = print
@@ -72,11 +76,44 @@ class Strange(Algorithm):
 
 def function():
     pass
+
+# ---- FedAvg with one wrong return value each
+
+@dataclass(frozen=True)
+class NoState(FedAvg):
+    def begin(self, learner, data, key):
+        return {"model_CP": super().begin(learner, data, key).model_CP}
+
+@dataclass(frozen=True)
+class NoGenerator(FedAvg):
+    def round(self, learner, state, data, key):
+        return state
+
+@dataclass(frozen=True)
+class NoExchange(FedAvg):
+    def round(self, learner, state, data, key):
+        yield state.model_CP
+        return state
+
+@dataclass(frozen=True)
+class NoEnd(FedAvg):
+    def round(self, learner, state, data, key):
+        yield from super().round(learner, state, data, key)
+
+@dataclass(frozen=True)
+class NoPrediction(FedAvg):
+    def predict(self, learner, state, x):
+        return super().predict(learner, state, x)[:-1]
+
+@dataclass(frozen=True)
+class NoObservation(FedAvg):
+    def observe(self, state):
+        return state
 """
 
 
 @pytest.fixture(autouse=True)
-def in_the_folder_of_both_modules(tmp_path, monkeypatch):
+def modules_in_the_current_folder(tmp_path, monkeypatch):
     example = Path(__file__).parents[2] / "examples" / "own_method.py"
     (tmp_path / "own_method.py").write_text(example.read_text("utf-8"), "utf-8")
     (tmp_path / "others.py").write_text(MODULE, "utf-8")
@@ -138,17 +175,17 @@ def refusal(tree) -> str:
         ),
     ],
 )
-def test_what_is_refused(tree, sentence):
+def test_config_refuses_a_wrong_method_or_option(tree, sentence):
     assert refusal(tree).startswith(sentence)
 
 
-def test_options_are_fields_of_the_class_under_their_own_names():
+def test_options_are_the_fields_of_the_class():
     config = validate({"method": "others:Whole", "options": {"mu": 2.0}})
     assert as_dict(config)["options"] == {"mu": 2.0, "lambda": 0.5}  # the defaults are recorded too
     assert method_options(config) == {"mu": 2.0, "lambda_": 0.5, "limit": None}
 
 
-def test_a_config_with_an_own_method_survives_as_text(tmp_path):
+def test_config_with_an_own_method_survives_as_text(tmp_path):
     config = validate(DITTO | {"options": {"pull": 0.25}})
     (tmp_path / "config.toml").write_text(as_toml(config), "utf-8")
     assert load(tmp_path / "config.toml") == config
@@ -156,11 +193,11 @@ def test_a_config_with_an_own_method_survives_as_text(tmp_path):
     assert config_hash(config) != config_hash(validate(DITTO))
 
 
-def test_the_table_of_own_options_is_nothing_to_the_other_methods():
+def test_options_table_does_not_matter_to_other_methods():
     assert config_hash(validate({"options": {"pull": 0.25}})) == config_hash(validate({}))
 
 
-def test_a_run_and_its_model(tmp_path):
+def test_run_of_an_own_method_counts_models_resumes_and_exports(tmp_path):
     result = fedspd.run({**TINY, **DITTO, "holdout_clients": 1}, out=tmp_path / "run")
     assert result.summary["method"] == "own_method:Ditto"
     assert result.summary["models_sent"] == 2 * 3 * 2  # rounds, clients, neighbours on a ring
@@ -170,7 +207,7 @@ def test_a_run_and_its_model(tmp_path):
     assert again.summary["hash"] == result.summary["hash"]
 
 
-def test_options_change_the_result():
+def test_option_changes_the_result():
     near, free = (
         fedspd.run({**TINY, **DITTO, "options": {"pull": pull}}).summary["hash"]
         for pull in (5.0, 0.0)
@@ -178,8 +215,8 @@ def test_options_change_the_result():
     assert near != free
 
 
-def test_without_pull_dittos_personal_model_is_that_of_training_alone_but_for_its_draws(tmp_path):
-    """One batch holds all examples and nothing is dropped: v is then what `local` trains."""
+def test_ditto_without_pull_equals_local_only_training():
+    """One batch holds all examples and nothing is dropped, so the order of examples is nothing."""
     config = {**TINY, "dtype": "float64"}
     ditto, local = (
         fedspd.run({**config, **DITTO, "options": {"pull": 0.0}}),
@@ -189,3 +226,30 @@ def test_without_pull_dittos_personal_model_is_that_of_training_alone_but_for_it
     assert ditto.predict(1, x).flatten().tolist() == pytest.approx(
         local.predict(1, x).flatten().tolist()
     )
+
+
+WRONG = {
+    "NoState": "NoState.begin returned a value of type dict; expected a dataclass of tensors.",
+    "NoGenerator": "NoGenerator.round returned a value of type State; expected a generator; ",
+    "NoExchange": "NoExchange.round yielded a tensor of shape ",
+    "NoEnd": "NoEnd.round returned None; expected a dataclass of tensors.",
+    "NoPrediction": "NoPrediction.predict returned [",
+    "NoObservation": "NoObservation.observe returned a value of type State; expected an Obs",
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", WRONG)
+def test_simulator_refuses_a_wrong_return_value_in_a_sentence(name, workers):
+    with pytest.raises(MethodError) as caught:
+        fedspd.run({**TINY, "method": f"others:{name}"}, workers=workers)
+    assert str(caught.value).startswith(WRONG[name])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_peer_refuses_a_wrong_return_value_in_a_sentence(name, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    method = getattr(importlib.import_module("others"), name)
+    with pytest.raises(MethodError) as caught:
+        run_peers(Subject(method).plan(), path_graph(), 2)
+    assert str(caught.value).startswith(WRONG[name])
