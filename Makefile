@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long bench bench-packages chaos docs release clean
+.PHONY: help install demo test test-long coverage bench bench-packages chaos docs release clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,11 +15,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(INSTALLED)  ## FedSPD against training alone, on digits that need no download
+demo: $(INSTALLED)  ## FedSPD against local-only training, on digits that need no download
 	$(BIN)/fedspd demo
 
 # one thread for each of the two test processes
-test test-long: export OMP_NUM_THREADS = 1
+test test-long coverage: export OMP_NUM_THREADS = 1
 
 test: $(INSTALLED)  ## linters, types, import contracts and the tests
 	$(BIN)/ruff check
@@ -31,21 +31,24 @@ test: $(INSTALLED)  ## linters, types, import contracts and the tests
 test-long: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -m long
 
+coverage: $(INSTALLED)  ## line and branch coverage of make test: a table, and htmlcov/
+	$(BIN)/pytest -n 2 -m 'not long' --cov --cov-report=term:skip-covered --cov-report=html
+
 bench: $(INSTALLED)  ## how fast this machine trains: ratios, each with its target
 	$(BIN)/fedspd bench
 
-bench-packages: $(INSTALLED)  ## other simulators on the same work, each installed into an environment of its own
+bench-packages: $(INSTALLED)  ## other simulators on the same work, each in a separate environment
 	$(BIN)/python benchmarks/packages/run.py
 
-chaos: $(INSTALLED)  ## every fault on eight real peers in network namespaces (Linux, as root); writes the table of docs/reliability.md
+chaos: $(INSTALLED)  ## every fault on eight real peers (Linux, as root); writes docs/reliability.md's table
 	PYTHONPATH=tools $(BIN)/python -m chaos
 
-docs: $(INSTALLED)  ## write docs/config.md anew from the code
+docs: $(INSTALLED)  ## write docs/config.md from the code
 	$(BIN)/python tools/config_reference.py > docs/config.md
 
 release: $(INSTALLED)  ## build wheel and sdist into dist/, and try the wheel in an empty environment
 	$(BIN)/python tools/release.py
 
 clean:  ## remove .venv and all caches; runs/ stays
-	rm -rf .venv .venv-packages .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist src/*.egg-info
+	rm -rf .venv .venv-packages .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .coverage htmlcov build dist src/*.egg-info
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,7 +35,7 @@ def command_lines() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", command_lines(), ids=lambda words: " ".join(words[:2]))
-def test_every_option_exists(words, capsys, monkeypatch):
+def test_deploy_page_names_only_options_that_exist(words, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     command = words[:2] if words[0] in GROUPS else words[:1]
     assert guarded([*command, "--help"]) == 0
@@ -43,14 +43,14 @@ def test_every_option_exists(words, capsys, monkeypatch):
     assert {word for word in words if word.startswith("--")} - known == set()
 
 
-def test_there_are_many():
+def test_deploy_page_has_many_commands():
     assert {tuple(words[:2]) for words in command_lines()} >= {
         *(("network", verb) for verb in ("create", "show", "add", "join", "revoke")),
         *(("node", verb) for verb in ("run", "status", "export", "predict")),
     }
 
 
-def test_the_config_and_the_addresses_fit_each_other():
+def test_deploy_page_config_and_addresses_fit_each_other():
     plant, addresses = (
         tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     )
@@ -59,7 +59,7 @@ def test_the_config_and_the_addresses_fit_each_other():
     assert [check_name(name) for name in addresses] == list(addresses)
 
 
-def test_the_unit_restarts_what_failed_and_not_what_was_refused():
+def test_systemd_unit_restarts_after_a_failure_and_not_after_a_refusal():
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(UNIT)
@@ -69,7 +69,7 @@ def test_the_unit_restarts_what_failed_and_not_what_was_refused():
     assert "--state /var/lib/fedspd/%i " in service["ExecStart"]
 
 
-def test_the_metrics_of_the_page_are_those_of_a_node():
+def test_deploy_page_lists_the_metrics_of_a_node():
     source = (ROOT / "src/fedspd/node/host/status.py").read_text().replace(
         "{kind}", "sent"
     ) + "fedspd_received_bytes_total"

@@ -58,7 +58,7 @@ def percentages(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"([\d.]+)%", text)]
 
 
-def test_every_example_is_run_here():
+def test_suite_runs_every_example():
     run_here = {
         *ON_DIGITS,
         "own_model",
@@ -79,7 +79,7 @@ def test_every_example_is_run_here():
 
 
 @pytest.mark.parametrize("name", ON_DIGITS)
-def test_digits_are_learned(name, tmp_path):
+def test_example_learns_digits(name, tmp_path):
     assert_digits_learned(run_example(name, tmp_path))
 
 
@@ -128,7 +128,7 @@ def test_regression_finds_both_slopes_at_every_client(tmp_path):
     assert found[1] == pytest.approx([2, 2, 2], abs=0.1)
 
 
-def test_the_plant_is_simulated_and_its_peers_learn_from_one_another(tmp_path):
+def test_plant_clients_learn_from_one_another(tmp_path):
     summary = run_config("plant", tmp_path)
     (tmp_path / "run").rename(tmp_path / "together")
     alone = run_config("plant", tmp_path, "method=local")
@@ -144,7 +144,7 @@ def test_own_function_is_found_in_the_current_folder(tmp_path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_configs_are_valid(path):
+def test_example_configs_are_valid(path):
     assert load(path).method == "fedspd"
 
 

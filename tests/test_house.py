@@ -1,4 +1,4 @@
-"""What the documents say is true: the config reference, the record fields, the links, the commands, the pins."""
+"""The documents are true: config reference, recorded fields, links, commands and pins."""
 
 import os
 import re
@@ -19,11 +19,11 @@ README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_config_reference_is_up_to_date():
+def test_config_reference_is_up_to_date():
     assert (ROOT / "docs/config.md").read_text() == config_reference.reference(), "run `make docs`"
 
 
-def test_every_key_is_described():
+def test_config_reference_describes_every_key():
     tables = [("", ExperimentConfig), *config_reference.tables()]
     silent = [
         f"{name}.{key}"
@@ -35,7 +35,7 @@ def test_every_key_is_described():
 
 
 @pytest.mark.parametrize("document", ["events", "result"])
-def test_every_recorded_field_is_explained(document, tmp_path):
+def test_concepts_explain_every_recorded_field(document, tmp_path):
     config = {
         "clients": 3,
         "rounds": 1,
@@ -59,7 +59,7 @@ def names(content: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_lead_to_existing_files(page):
     targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
     missing = [
         target for target in targets if "://" not in target and not (page.parent / target).exists()
@@ -67,13 +67,13 @@ def test_links_lead_somewhere(page):
     assert missing == []
 
 
-def test_the_configs_in_the_readme_are_real():
+def test_readme_shows_real_configs():
     blocks = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     assert tomllib.loads(blocks[0]) == tomllib.loads((ROOT / "examples/mnist.toml").read_text())
     assert [validate(tomllib.loads(block)).clients for block in blocks] == [20]
 
 
-def test_make_targets_that_are_named_exist():
+def test_documents_name_only_make_targets_that_exist():
     makefile = (ROOT / "Makefile").read_text()
     named = {
         target
@@ -89,7 +89,7 @@ def test_make_targets_that_are_named_exist():
     ] == []
 
 
-def test_every_dependency_is_pinned():
+def test_constraints_pin_every_dependency():
     pins = re.findall(r"^([\w.-]+)==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     extras = PROJECT["optional-dependencies"]
     tested = [
@@ -103,7 +103,7 @@ def test_every_dependency_is_pinned():
     assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
 
 
-def test_continuous_integration_runs_the_tests():
+def test_ci_runs_the_tests():
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
     assert "make test\n" in script.read_text()

@@ -30,7 +30,7 @@ TINY = [
 
 
 HELD = '''\
-"""FedSPD that waits at the gate: while the file `hold` names the round that begins, it goes no further."""
+"""FedSPD that waits at a gate, for as long as the file `hold` names the round that begins."""
 
 import os
 import time
@@ -89,11 +89,11 @@ class Command:
         os.kill(self.process.pid, number)
 
     def ctrl_c(self) -> None:
-        """What a terminal does: the signal goes to the whole group."""
+        """Send SIGINT to the whole group, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self, seconds: float = 120) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Return its exit code, once it has ended by itself."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"still running after {seconds} s"
         return self.process.exitcode
@@ -134,7 +134,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the name in /proc/PID/stat: state, parent, ...; nothing if there is no such process."""
+    """Return the fields of /proc/PID/stat after the name, or nothing if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -171,7 +171,7 @@ class Lab:
         return run, out
 
     def start_held_checkpoint(self, round: int, *settings: str) -> tuple[Command, Path]:
-        """Start a tiny run and return it when the checkpoint of `round` is written but not complete."""
+        """Start a tiny run; return it when the checkpoint of `round` is not complete yet."""
         (self.folder / "hold-checkpoint").write_text(f"round-{round:06d}")
         run, out = self.start_run(*settings, workers=1)
         self.until((self.folder / "waiting-checkpoint").exists)
@@ -182,7 +182,7 @@ class Lab:
         (self.folder / "hold").unlink()
 
     def whole(self, *settings: str, out: Path | None = None) -> Result:
-        """The same run without interruption, by one worker."""
+        """Return the same run without interruption, by one worker."""
         return fedspd.run(fedspd.load(overrides=[*TINY, *settings]), out=out)
 
     def resumed(self, out: Path, workers: int = 1) -> Result:
@@ -210,7 +210,7 @@ class Lab:
 
     @staticmethod
     def timeless(out: Path) -> list[dict[str, Any]]:
-        """The events of a run without what a clock says."""
+        """Return the events of a run without their times."""
         return [
             {key: value for key, value in event.items() if key != "seconds"}
             for event in RunFolder(out).events()

@@ -1,4 +1,4 @@
-"""The Ray engine in a process that is in a cluster: the simulator's results, whatever actor dies."""
+"""The Ray engine inside a cluster gives the simulator's results, whichever actor dies."""
 
 import os
 import re
@@ -240,7 +240,7 @@ def test_run_begun_by_one_engine_continues_on_the_other(
 
 
 def dying_model(deaths: Path, count: int):
-    """A factory of models that kill their process in the middle of training, `count` times in all."""
+    """Return a factory of models that kill their process while they train, `count` times in all."""
 
     class Dying(nn.Module):
         def __init__(self, classes):
@@ -258,7 +258,7 @@ def dying_model(deaths: Path, count: int):
 
 
 def claim(deaths: Path, count: int) -> bool:
-    """Take one of `count` places. Creating a file is atomic, so two processes never take the same."""
+    """Take one of `count` places. Creating a file is atomic: no two processes take the same."""
     for place in range(count):
         try:
             (deaths / str(place)).touch(exist_ok=False)
@@ -290,7 +290,7 @@ def test_actors_that_always_die_end_the_run_with_a_sentence(lab, local_ray, tmp_
     deaths.mkdir()
     with pytest.raises(
         WorkerError,
-        match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between\. Look",
+        match=r"^A part of the cluster was lost \(.*\), 4 times without a checkpoint in between\. ",
     ):
         fedspd.run(CONFIG, model=dying_model(deaths, 100), engine="ray", workers=1)
     assert len(list(deaths.iterdir())) == 4
@@ -305,7 +305,8 @@ def test_exception_in_an_actor_arrives_as_a_sentence(local_ray):
 
     with pytest.raises(
         WorkerError,
-        match=r"^A worker failed with ValueError: no training today second line \(test_ray.py, line \d+\)\. Repeat with engine = ",
+        match=r"^A worker failed with ValueError: no training today second line "
+        r"\(test_ray.py, line \d+\)\. Repeat with engine = ",
     ):
         fedspd.run(CONFIG, model=lambda shape, classes: Fails(64, classes), engine="ray", workers=1)
 

@@ -1,4 +1,4 @@
-"""The Ray engine on clusters that it joins or starts itself: a machine that dies, the program, and what is refused."""
+"""The Ray engine on clusters that it joins or starts: a machine that dies, wrong options."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def whole():
 
 @pytest.fixture
 def two_machines():
-    """A head with one CPU, and a second machine with another; a lost one is noticed within a second."""
+    """Two machines with one CPU each; a lost one is noticed within a second."""
     impatient = {
         "health_check_initial_delay_ms": 0,
         "health_check_period_ms": 200,
@@ -142,7 +142,8 @@ def program(out: Path) -> list[str]:
         ),
         (
             ["--engine", "ray", "--address", "nowhere"],
-            "address = 'nowhere': expected auto, or HOST:PORT of a cluster's head (usually port 6379).",
+            "address = 'nowhere': expected auto, or HOST:PORT of a cluster's head "
+            "(usually port 6379).",
         ),
         (
             ["--engine", "ray", "--address", "127.0.0.1:1"],
@@ -160,6 +161,7 @@ def test_engine_without_ray_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "fedspd.engines.ray_cluster", None)
     with pytest.raises(
         MissingExtraError,
-        match=r"^engine = 'ray' needs the extra 'ray', which is not installed: pip install 'fedspd\[ray\]'\.$",
+        match=r"^engine = 'ray' needs the extra 'ray', which is not installed: "
+        r"pip install 'fedspd\[ray\]'\.$",
     ):
         fedspd.run(fedspd.load(overrides=SETTINGS), engine="ray", out=tmp_path / "run")

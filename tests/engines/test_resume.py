@@ -95,9 +95,8 @@ def contents(out: Path) -> dict[Path, bytes]:
 def test_second_process_on_a_run_folder_is_refused(lab, capsys):
     run, out = lab.start_held_run(2, "rounds=3")
     assert guarded(["run", "--resume", str(out)]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"fedspd: The run folder '{out}' is in use by another process: wait for it, or stop it.\n"
+    assert capsys.readouterr().err == (
+        f"fedspd: The run folder '{out}' is in use by another process: wait for it, or stop it.\n"
     )
     run.ctrl_c()
     assert run.end() == 130

@@ -21,7 +21,7 @@ TINY = {
 
 
 def outcome(config, workers, model=None):
-    """The hash of the final parameters, and all events without what a clock says."""
+    """Return the hash of the final state, and all events without their times."""
     result = fedspd.run(config, workers=workers, model=model)
     events = [
         {key: value for key, value in event.items() if key != "seconds"}
@@ -31,19 +31,19 @@ def outcome(config, workers, model=None):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_two_and_three_workers_give_the_same_result(method):
+def test_simulator_gives_the_same_result_with_one_two_and_three_workers(method):
     config = TINY | {"method": method}
     one = outcome(config, 1)
     assert outcome(config, 2) == one
     assert outcome(config, 3) == one
 
 
-def test_more_workers_than_clients():
+def test_simulator_takes_more_workers_than_clients():
     config = TINY | {"clients": 3, "rounds": 2}
     assert outcome(config, 5) == outcome(config, 1)
 
 
-def test_another_seed_gives_another_result():
+def test_simulator_gives_another_result_for_another_seed():
     config = TINY | {"rounds": 1}
     assert outcome(config | {"seed": 1}, 1)[0] != outcome(config, 1)[0]
 
@@ -52,7 +52,7 @@ def test_another_seed_gives_another_result():
     "topology",
     [{"degree": 2, "remove": 0.5}, {"kind": "star"}, {"kind": "complete", "weights": "metropolis"}],
 )
-def test_other_topologies(topology):
+def test_simulator_gives_the_same_result_on_other_topologies(topology):
     config = TINY | {"topology": topology}
     assert outcome(config, 2) == outcome(config, 1)
 
@@ -60,18 +60,23 @@ def test_other_topologies(topology):
 def conv_net(shape, classes):
     """Convolution, BatchNorm and dropout: statistics that travel, and draws inside the model."""
     return nn.Sequential(
-        nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 6 * 6, classes)
-    )  # fmt: skip
+        nn.Conv2d(shape[0], 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(4 * 6 * 6, classes),
+    )
 
 
-def test_batchnorm_and_dropout_in_a_factory_of_the_users_own():
+def test_simulator_repeats_batchnorm_and_dropout_with_any_number_of_workers():
     config = TINY | {"rounds": 2}
     one = outcome(config, 1, conv_net)
     assert outcome(config, 2, conv_net) == one
     assert outcome(config, 3, conv_net) == one
 
 
-def test_float64_and_one_torch_thread_or_two():
+def test_simulator_does_not_depend_on_torch_threads():
     config = TINY | {"rounds": 2, "dtype": "float64"}
     one = outcome(config, 1)
     torch.set_num_threads(2)
@@ -86,7 +91,7 @@ COUNTS = st.lists(st.integers(min_value=1, max_value=1000), min_size=1, max_size
 
 
 @given(COUNTS, st.integers(min_value=1, max_value=50))
-def test_blocks_cover_all_clients_once_in_order(counts, workers):
+def test_split_clients_covers_all_clients_once_in_order(counts, workers):
     blocks = split_clients(counts, workers)
     assert [client for block in blocks for client in block] == list(range(len(counts)))
     assert len(blocks) == min(workers, len(counts))
@@ -94,13 +99,13 @@ def test_blocks_cover_all_clients_once_in_order(counts, workers):
 
 
 @given(COUNTS, st.integers(min_value=1, max_value=50))
-def test_no_block_exceeds_its_fair_share_by_more_than_one_client(counts, workers):
+def test_split_clients_exceeds_a_fair_share_by_at_most_one_client(counts, workers):
     blocks = split_clients(counts, workers)
     largest = max(sum(counts[i] for i in block) for block in blocks)
     assert largest <= sum(counts) / len(blocks) + max(counts)
 
 
-def test_blocks_by_hand():
+def test_split_clients_by_hand():
     assert split_clients([1, 1, 1, 1], 2) == [range(0, 2), range(2, 4)]
     assert split_clients([100, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
     assert split_clients([1, 1, 1, 100], 2) == [range(0, 3), range(3, 4)]
