@@ -1,5 +1,8 @@
 """The result does not depend on the number of workers."""
 
+from contextlib import closing
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +11,14 @@ from torch import nn
 
 import fedspd
 from fedspd.algorithms import METHODS
+from fedspd.algorithms.local import Local
+from fedspd.config import validate
+from fedspd.core.errors import MethodError
+from fedspd.core.exchange import Exchange
+from fedspd.core.graph import Graph
 from fedspd.engines.engine import split_clients
+from fedspd.engines.simulator import Simulator
+from fedspd.experiment.build import build_experiment
 
 TINY = {
     "clients": 5,
@@ -85,6 +95,29 @@ def test_simulator_does_not_depend_on_torch_threads():
         assert outcome(config, 2) == one
     finally:
         torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Generous(Local):
+    """A method that offers two models of its only cluster."""
+
+    def round(self, learner, state, data, key):
+        zero_C2 = torch.zeros(len(data), 2, dtype=torch.long)
+        model_C2P = state.model_CP[:, None].expand(-1, 2, -1)
+        yield Exchange(zero_C2, model_C2P, torch.ones(len(data), 2), zero_C2)
+        return state
+
+
+def test_method_that_offers_more_models_than_clusters_is_refused():
+    plan = replace(build_experiment(validate(TINY)).plan, algorithm=Generous())
+    with closing(Simulator(plan, workers=2)) as engine:
+        engine.begin()
+        with pytest.raises(MethodError) as caught:
+            engine.round(1, Graph.complete(5))
+    assert str(caught.value) == (
+        "Generous.round yielded an Exchange with K = 2; expected at most one model per cluster "
+        "(clusters = 1)."
+    )
 
 
 COUNTS = st.lists(st.integers(min_value=1, max_value=1000), min_size=1, max_size=40)

@@ -18,7 +18,7 @@ from typing import Concatenate
 import torch
 from torch import Tensor
 
-from fedspd.core.errors import ConfigError
+from fedspd.core.errors import MethodError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.learner import one_thread
@@ -107,9 +107,10 @@ class SharedMemoryBlock(BlockRunner):
             self.offered_NKP = self.exchange.model_CKP
             return
         if len(self.memory) < N * K * P:
-            raise ConfigError(
-                f"clusters = {self.plan.algorithm.clusters}: the method offers {K} models; "
-                "expected at most one per cluster."
+            algorithm = self.plan.algorithm
+            raise MethodError(
+                f"{type(algorithm).__name__}.round yielded an Exchange with K = {K}; expected at "
+                f"most one model per cluster (clusters = {algorithm.clusters})."
             )
         self.offered_NKP = _view(self.memory, (N, K, P))
         clients = self.plan.train.clients
