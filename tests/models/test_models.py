@@ -188,6 +188,18 @@ def test_small_cifar_cnn_is_about_sixteen_times_smaller() -> None:
     assert 15 < ratio < 16
 
 
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((1, 16, 16), "cnn"), ((3, 32, 16), "cnn"), ((1, 15, 16), "mlp"), ((16, 16), "mlp")],
+)
+def test_model_defaults_to_cnn_for_images_of_16_pixels_and_mlp_otherwise(
+    shape: tuple[int, ...], name: str
+) -> None:
+    assert ModelOptions().name_for(shape) == name
+    assert isinstance(build_model(ModelOptions(), shape, 3), PaperCNN if name == "cnn" else MLP)
+    assert ModelOptions(name="linear").name_for(shape) == "linear"
+
+
 @pytest.fixture
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a user's module into the current folder."""
