@@ -144,10 +144,10 @@ def test_network_survives_a_killed_node_and_continues_after_ctrl_c(tmp_path: Pat
         killed_in = read_rounds(plant, 1)[-1]
         wait_until(lambda: "node-1" in received_after(plant, 0, killed_in + 1))
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=TIMEOUT_SECONDS)
+        _, printed = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
-    assert "node-1: running, restarted 1x" in said
-    assert f"Continue with: fedspd up --out {plant}" in said
+    assert "node-1: running, restarted 1x" in printed
+    assert f"Continue with: fedspd up --out {plant}" in printed
     stopped = {i: read_rounds(plant, i) for i in range(3)}
     assert [numbers for numbers in stopped.values() if numbers != sorted(set(numbers))] == []
     with run_program("up", "--out", str(plant)) as process:
@@ -227,11 +227,11 @@ def test_newcomer_joins_running_nodes(tmp_path: Path) -> None:
             wait_until(lambda: len(read_rounds(plant, "new")) >= 3)
             wait_until(lambda: all("new" in read_events(plant, i)[-1]["received"] for i in (0, 2)))
             newcomer.send_signal(signal.SIGTERM)
-            _, said = newcomer.communicate(timeout=TIMEOUT_SECONDS)
+            _, printed = newcomer.communicate(timeout=TIMEOUT_SECONDS)
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=TIMEOUT_SECONDS)
     assert newcomer.returncode == 0
-    assert re.search("network joined: node=new neighbours=[12]", said)
+    assert re.search("network joined: node=new neighbours=[12]", printed)
     first = read_events(plant, "new")[0]
     assert first["round"] > 1
     assert set(first["received"]) <= {"node-0", "node-2"}

@@ -1,6 +1,5 @@
-"""A network as a folder: made, changed, shown; and what is refused."""
+"""The creation of a network's folder, and the reasons to refuse one."""
 
-import json
 import os
 import threading
 from pathlib import Path
@@ -23,7 +22,7 @@ def create(out: Path, settings=None, **options) -> Manifest:
     return provisioning.create(config.validate(TINY | (settings or {})), out, **options)
 
 
-def own(bundle: Path) -> bytes:
+def certificate_of(bundle: Path) -> bytes:
     return (bundle / "node.crt").read_bytes()
 
 
@@ -31,40 +30,30 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files_below(folder)}
 
 
 # ---- create
 
 
-def test_the_files_of_a_network_and_who_may_read_them(plant):
-    assert {path.name for path in plant.iterdir()} == {
-        "ca.key",
-        "ca.crt",
-        "network.json",
-        "revoked.crl",
-        "nodes",
-    }
+def test_create_writes_all_files_and_keeps_keys_private(plant):
+    files = {"ca.key", "ca.crt", "network.json", "revoked.crl", "nodes"}
+    assert {path.name for path in plant.iterdir()} == files
     assert {path.name for path in (plant / "nodes").iterdir()} == set("abcd")
     for bundle in (plant / "nodes").iterdir():
-        assert {path.name for path in bundle.iterdir()} == {
-            "manifest.json",
-            "node.key",
-            "node.crt",
-            "ca.crt",
-            "revoked.crl",
-        }
+        files = {"manifest.json", "node.key", "node.crt", "ca.crt", "revoked.crl"}
+        assert {path.name for path in bundle.iterdir()} == files
         assert (mode(bundle), mode(bundle / "node.key")) == (0o700, 0o600)
         assert Manifest.load(bundle / "manifest.json") == Manifest.load(plant / "network.json")
     assert mode(plant / "ca.key") == 0o600
 
 
-def test_the_neighbours_are_those_of_the_simulated_network(tmp_path):
+def test_create_links_the_neighbours_of_the_simulated_network(tmp_path):
     settings = {
         "clients": 8,
         "seed": 5,
@@ -77,14 +66,10 @@ def test_the_neighbours_are_those_of_the_simulated_network(tmp_path):
         assert member.neighbours == tuple(f"node-{j}" for j in graph.neighbours(member.client))
 
 
-def test_the_manifest_says_what_the_config_and_its_data_are(plant):
+def test_manifest_describes_the_config_and_its_data(plant):
     manifest = Manifest.load(plant / "network.json")
-    assert (manifest.shape, manifest.classes, manifest.dtype, manifest.secure) == (
-        (1, 8, 8),
-        10,
-        "float32",
-        True,
-    )
+    assert (manifest.shape, manifest.classes, manifest.dtype) == ((1, 8, 8), 10, "float32")
+    assert manifest.secure
     assert manifest.size == 64 * 16 + 16 + 16 * 10 + 10
     assert config.as_dict(config.validate(manifest.config)) == manifest.config
     assert [(m.name, m.client, m.neighbours) for m in manifest.members] == [
@@ -95,27 +80,23 @@ def test_the_manifest_says_what_the_config_and_its_data_are(plant):
     ]
 
 
-def test_certificates_say_what_the_manifest_says(plant):
+def test_certificates_agree_with_the_manifest(plant):
     manifest = Manifest.load(plant / "network.json")
     for member in manifest.members:
-        said = parse_identity(Credentials.load(plant / "nodes" / member.name).certificate)
-        assert (said.network, said.name, said.client, said.address) == (
-            manifest.network,
-            member.name,
-            member.client,
-            member.address,
-        )
-        assert (said.neighbours, said.serial) == (member.neighbours, member.serial)
+        identity = parse_identity(Credentials.load(plant / "nodes" / member.name).certificate)
+        assert identity.network == manifest.network
+        for field in ("name", "client", "address", "neighbours", "serial"):
+            assert getattr(identity, field) == getattr(member, field)
 
 
-def test_neighbours_on_the_ring_let_one_another_in_and_nobody_else(plant, verifier_of):
+def test_verifier_accepts_only_the_neighbours_on_the_ring(plant, verifier_of):
     bundles = {name: plant / "nodes" / name for name in "abcd"}
-    assert verifier_of(bundles["a"]).verify(own(bundles["b"])).client == 1
+    assert verifier_of(bundles["a"]).verify(certificate_of(bundles["b"])).client == 1
     with pytest.raises(RejectedError, match="not a neighbour: 'c' and 'a' have no link"):
-        verifier_of(bundles["a"]).verify(own(bundles["c"]))
+        verifier_of(bundles["a"]).verify(certificate_of(bundles["c"]))
 
 
-def test_names_and_addresses_by_default_and_as_given(tmp_path):
+def test_create_takes_names_and_addresses_or_their_defaults(tmp_path):
     usual = create(tmp_path / "usual")
     assert [(m.name, m.address) for m in usual.members] == [
         (f"node-{i}", f"127.0.0.1:{7700 + i}") for i in range(3)
@@ -126,17 +107,14 @@ def test_names_and_addresses_by_default_and_as_given(tmp_path):
         ("y", "[::1]:9001"),
         ("z", "[::1]:9002"),
     ]
-    places = {"gate": "10.0.0.1:1", "pump": "10.0.0.2:1", "oven": "oven.plant.example:1"}
-    assert [m.name for m in create(tmp_path / "placed", addresses=places).members] == [
-        "gate",
-        "pump",
-        "oven",
-    ]
-    ordered = create(tmp_path / "ordered", addresses=places, names=["oven", "gate", "pump"])
+    addresses = {"gate": "10.0.0.1:1", "pump": "10.0.0.2:1", "oven": "oven.plant.example:1"}
+    placed = create(tmp_path / "placed", addresses=addresses)
+    assert [m.name for m in placed.members] == ["gate", "pump", "oven"]
+    ordered = create(tmp_path / "ordered", addresses=addresses, names=["oven", "gate", "pump"])
     assert (ordered.members[0].name, ordered.members[0].address) == ("oven", "oven.plant.example:1")
 
 
-def test_shape_and_classes_can_be_given_where_the_data_are_not(tmp_path, monkeypatch):
+def test_create_takes_shape_and_classes_instead_of_data(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSPD_DATA", str(tmp_path / "none"))
     settings = {"data": {"name": "mnist"}, "device": "cuda"}
     manifest = create(tmp_path / "plant", settings, example=MNIST)
@@ -147,20 +125,22 @@ def test_shape_and_classes_can_be_given_where_the_data_are_not(tmp_path, monkeyp
     assert not (tmp_path / "other").exists()
 
 
-def test_a_regression_has_no_classes(tmp_path):
+def test_manifest_of_a_regression_has_no_classes(tmp_path):
     manifest = create(tmp_path / "plant", {"data": {"mixture": "iid"}}, example=((3,), 0))
     assert (manifest.shape, manifest.classes, manifest.size) == ((3,), 0, 4)
 
 
-def test_two_networks_of_one_config_do_not_know_one_another(tmp_path, verifier_of):
+def test_networks_of_one_config_reject_one_another(tmp_path, verifier_of):
     one, two = create(tmp_path / "one"), create(tmp_path / "two")
     assert one.network != two.network
     assert one.agreement != two.agreement
     with pytest.raises(RejectedError, match="foreign CA"):
-        verifier_of(tmp_path / "one/nodes/node-0").verify(own(tmp_path / "two/nodes/node-1"))
+        verifier_of(tmp_path / "one/nodes/node-0").verify(
+            certificate_of(tmp_path / "two/nodes/node-1")
+        )
 
 
-def test_plaintext_is_written_into_the_manifest(tmp_path):
+def test_manifest_says_whether_a_network_is_plaintext(tmp_path):
     assert create(tmp_path / "plant", secure=False).secure is False
     assert Manifest.load(tmp_path / "plant/nodes/node-0/manifest.json").secure is False
 
@@ -219,7 +199,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("settings", "options", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_a_network_is_refused_and_leaves_nothing(
+def test_create_refuses_an_impossible_network_and_leaves_nothing(
     tmp_path, settings, options, sentence
 ):
     with pytest.raises(FedspdError) as refused:
@@ -229,17 +209,14 @@ def test_what_cannot_be_a_network_is_refused_and_leaves_nothing(
     assert not (tmp_path / "plant").exists()
 
 
-def test_a_network_is_never_overwritten(plant):
-    before = everything(plant)
-    with pytest.raises(
-        StorageError,
-        match=r"exists and is not an empty folder; .* Give another --out",
-    ):
+def test_create_never_overwrites_a_network(plant):
+    before = read_files(plant)
+    with pytest.raises(StorageError, match=r"is not an empty folder; .* Give another --out"):
         create(plant)
-    assert everything(plant) == before
+    assert read_files(plant) == before
 
 
-def test_an_empty_folder_is_taken_and_a_file_is_not(tmp_path, monkeypatch):
+def test_create_takes_an_empty_folder_but_not_a_file(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     create(Path("."))
@@ -249,7 +226,7 @@ def test_an_empty_folder_is_taken_and_a_file_is_not(tmp_path, monkeypatch):
         create(tmp_path / "file")
 
 
-def test_of_two_that_make_one_network_at_once_one_is_refused(tmp_path):
+def test_create_succeeds_once_if_called_concurrently(tmp_path):
     ends: list[object] = []
 
     def make() -> None:
@@ -263,28 +240,25 @@ def test_of_two_that_make_one_network_at_once_one_is_refused(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [end for end in ends if isinstance(end, str)] == [
-        Manifest.load(tmp_path / "plant/network.json").network
-    ]
-    assert parse_identity(own(tmp_path / "plant/nodes/node-0")).network in ends
+    network = Manifest.load(tmp_path / "plant/network.json").network
+    assert [end for end in ends if isinstance(end, str)] == [network]
+    assert parse_identity(certificate_of(tmp_path / "plant/nodes/node-0")).network == network
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
+def test_create_reports_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="could not be written"):
         create(tmp_path / "plant")
 
 
-def test_a_folder_below_a_file_is_a_sentence(tmp_path):
+def test_create_reports_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        StorageError, match=r"The network's folder .* could not be written \(.*Not a directory"
-    ):
+    with pytest.raises(StorageError, match=r"could not be written \(.*Not a directory"):
         create(tmp_path / "file" / "plant")
 
 
-def test_addresses_are_read_from_a_file(tmp_path):
+def test_read_addresses_takes_toml_and_refuses_anything_else(tmp_path):
     file = tmp_path / "addresses.toml"
     file.write_text('a = "10.0.0.1:7700"\nb-2 = "[::1]:1"\n')
     assert provisioning.read_addresses(file) == {"a": "10.0.0.1:7700", "b-2": "[::1]:1"}
@@ -297,11 +271,6 @@ def test_addresses_are_read_from_a_file(tmp_path):
             provisioning.read_addresses(file)
 
 
-def test_nothing_in_a_manifest_is_a_secret(plant):
-    text = json.dumps(json.loads((plant / "network.json").read_text()))
-    assert "PRIVATE" not in text
-    assert all(
-        "PRIVATE" not in path.read_text()
-        for path in plant.rglob("*")
-        if path.is_file() and path.suffix != ".key"
-    )
+def test_private_keys_are_only_in_key_files(plant):
+    with_keys = {path.name for path in files_below(plant) if "PRIVATE" in path.read_text()}
+    assert with_keys == {"ca.key", "node.key"}

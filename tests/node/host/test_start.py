@@ -120,7 +120,9 @@ def test_bundle_needs_a_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["node.key", "node.crt", "ca.crt", "revoked.crl"])
 def test_bundle_needs_all_its_files(plant: Path, name: str) -> None:
     (plant / "nodes/a" / name).unlink()
-    with pytest.raises(StorageError, match=rf"{name} is missing; .* Copy the whole folder again"):
+    with pytest.raises(
+        StorageError, match=rf"{name} is missing; .* Copy the complete bundle again"
+    ):
         open_bundle(plant / "nodes/a")
 
 
@@ -172,7 +174,7 @@ def test_bundle_refuses_files_of_two_networks(plant: Path, tmp_path: Path) -> No
     config = open_bundle(plant / "nodes/a").config
     provisioning.create(config, tmp_path / "other", names=list("abcd"))
     shutil.copy(tmp_path / "other/nodes/a/manifest.json", plant / "nodes/a/manifest.json")
-    with pytest.raises(StorageError, match=r"belong to two networks; .* Copy the whole folder"):
+    with pytest.raises(StorageError, match=r"belong to two networks; .* Copy the complete bundle"):
         open_bundle(plant / "nodes/a")
 
 

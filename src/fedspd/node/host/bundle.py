@@ -1,4 +1,4 @@
-"""A node's bundle: opened once, checked, and passed on as a whole."""
+"""A node's bundle: opened, checked and parsed once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def _read_manifest(folder: Path) -> Manifest:
     if missing:
         raise StorageError(
             f"--bundle {folder}: {', '.join(missing)} is missing; expected all files of the "
-            "bundle. Copy the whole folder again."
+            "bundle. Copy the complete bundle again."
         )
     return manifest
 
@@ -74,6 +74,6 @@ def _find_identity(folder: Path, manifest: Manifest) -> NodeIdentity | Member:
     if identity.network != manifest.network:
         raise StorageError(
             f"--bundle {folder}: manifest.json and node.crt belong to two networks; expected one. "
-            "Copy the whole folder again."
+            "Copy the complete bundle again."
         )
     return identity

@@ -17,7 +17,6 @@ from fedspd.node.identity.manifest import Manifest
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
-HOST = "127.0.0.1"
 POLL_SECONDS = 0.5  # between two looks at the journals, which other processes write
 STOP_SECONDS = 60.0  # for a node to finish its step before it is killed
 MAX_RESTARTS = 3  # of a node that is killed repeatedly
@@ -197,8 +196,9 @@ def _free_addresses(count: int) -> list[str]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
-            one.bind((HOST, 0))
-        return [f"{HOST}:{one.getsockname()[1]}" for one in sockets]
+            one.bind((provisioning.HOST, 0))
+        ports = [one.getsockname()[1] for one in sockets]
+        return [f"{provisioning.HOST}:{port}" for port in ports]
     finally:
         for one in sockets:
             one.close()
