@@ -10,7 +10,7 @@ import centers
 import fedspd
 import finetune
 import informed
-from fedspd.comparison.jobs import jobs
+from fedspd.comparison.jobs import list_jobs
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load, validate
 
@@ -39,7 +39,7 @@ def test_centers_blend_equals_the_accuracy_before_the_final_phase(
 def test_finetune_equals_a_run_with_fine_tuning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_all(jobs(validate(SMALL), ["fedspd", "fedavg"], 2), tmp_path / "c", 1)
+    run_all(list_jobs(validate(SMALL), ["fedspd", "fedavg"], 2), tmp_path / "c", 1)
     finetune.main(tmp_path / "c", 5)
     results = {
         path.parent.name: json.loads(path.read_text())["accuracy"]["mean"]

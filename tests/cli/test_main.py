@@ -1,6 +1,7 @@
 """The command line itself: what it imports, how it refuses, what it ends with."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,12 +36,12 @@ def test_the_installed_program_gives_help_and_documents_exit_codes():
         capture_output=True,
         text=True,
         timeout=60,
-        env={"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200"},
     )
     assert done.returncode == 0
     assert (
-        "Exit codes: 0 done; 1 a failure of the program or a worker; 2 refused (input, data, folder, disk); 130"
-        in done.stdout
+        "Exit codes: 0 success; 1 the program, a worker or a node failed; 2 an argument, the config, "
+        "the data, a folder or the disk was rejected; 130 stopped by a signal." in done.stdout
     )
 
 

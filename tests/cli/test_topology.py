@@ -56,7 +56,7 @@ def test_the_graph_is_drawn(tmp_path, ending):
 
 
 def test_a_figure_that_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"unknown ending: expected one of \.png, \.pdf, \.svg"):
+    with pytest.raises(ConfigError, match=r"unknown ending; expected one of \.png, \.pdf, \.svg"):
         show(*RING, "--figure", "ring.doc")
     with pytest.raises(ConfigError, match="too many to see"):
         show("topology.kind=complete", "clients=200", "--figure", "all.png")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedspd.comparison import scheduler
-from fedspd.comparison.jobs import jobs, parse_grid
+from fedspd.comparison.jobs import list_jobs, parse_grid
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 from fedspd.core.errors import ConfigError, FedspdError, StorageError, WorkerError
@@ -54,7 +54,7 @@ def results(folder):
 
 
 def test_a_comparison_is_every_method_with_every_seed_from_the_configs_on():
-    todo = jobs(base("seed=5"), ["fedspd", "local"], 2)
+    todo = list_jobs(base("seed=5"), ["fedspd", "local"], 2)
     assert [job.name for job in todo] == [
         "fedspd,seed=5",
         "local,seed=5",
@@ -70,7 +70,7 @@ def test_a_comparison_is_every_method_with_every_seed_from_the_configs_on():
 
 
 def test_a_sweep_is_a_comparison_at_every_point_of_its_grid():
-    todo = jobs(base(), ["local"], 1, {"topology.degree": [2, 4], "clusters": [1, 3]})
+    todo = list_jobs(base(), ["local"], 1, {"topology.degree": [2, 4], "clusters": [1, 3]})
     assert [job.name for job in todo] == [
         f"topology.degree={d},clusters={s},local,seed=0" for d in (2, 4) for s in (1, 3)
     ]
@@ -84,7 +84,7 @@ def test_a_sweep_is_a_comparison_at_every_point_of_its_grid():
 
 
 def test_a_swept_option_of_one_method_is_no_reason_to_run_the_others_again():
-    todo = jobs(base(), ["fedspd", "fedavg"], 1, {"fedavg.finetune": [0, 5]})
+    todo = list_jobs(base(), ["fedspd", "fedavg"], 1, {"fedavg.finetune": [0, 5]})
     assert [job.name for job in todo] == [
         "fedspd,seed=0",
         "fedavg.finetune=0,fedavg,seed=0",
@@ -110,41 +110,46 @@ def test_values_with_commas_sweep_unless_they_are_a_list_or_in_quotes():
 @pytest.mark.parametrize(
     ("methods", "seeds", "grid", "sentence"),
     [
-        (["fedspd"], 0, {}, "seeds = 0: expected at least 1."),
-        ([], 1, {}, "methods = []: expected at least one method."),
-        (["local", "local"], 1, {}, "methods = local,local: a method is named twice."),
-        (["fedsdp"], 1, {}, "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
+        (["fedspd"], 0, {}, "seeds = 0: too few; expected at least 1."),
+        ([], 1, {}, "methods = []: too few; expected at least one method."),
         (
-            ["local"],
+            ["local", "local"],
             1,
-            {"seed": [1, 2]},
-            "'seed' cannot be swept: a comparison takes seeds instead.",
+            {},
+            "methods = local, local: a method is repeated; expected each once.",
         ),
+        (["fedsdp"], 1, {}, "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
+        (["local"], 1, {"seed": [1, 2]}, "seed = 1, 2: not a key to sweep; expected it as seeds."),
         (
             ["local"],
             1,
             {"method": ["local"]},
-            "'method' cannot be swept: a comparison takes methods instead.",
+            "method = local: not a key to sweep; expected it as methods.",
         ),
-        (["local"], 1, {"clusters": [2, 2]}, "clusters=2,2: a value is given twice."),
+        (
+            ["local"],
+            1,
+            {"clusters": [2, 2]},
+            "clusters = 2, 2: a value is repeated; expected each once.",
+        ),
         (
             ["local"],
             1,
             {"fedavg.finetune": [0, 5]},
-            "fedavg.finetune cannot be swept without fedavg: add it to the methods.",
+            "fedavg.finetune = 0, 5: no method has this option; expected fedavg among the methods.",
         ),
         (
             ["local"],
             1,
             {"data.name": ["a/b", "a_b"]},
-            "Two runs would have the folder 'data.name=a_b,local,seed=0': rename a value.",
+            "'data.name=a_b,local,seed=0': the folder of two runs; expected one run each. Rename a value.",
         ),
         (["local"], 1, {"clusters": [2, "x"]}, 'clusters = "x": expected an integer.'),
     ],
 )
 def test_what_is_no_comparison(methods, seeds, grid, sentence):
     with pytest.raises(ConfigError) as caught:
-        jobs(base(), methods, seeds, grid)
+        list_jobs(base(), methods, seeds, grid)
     assert str(caught.value) == sentence
 
 
@@ -162,7 +167,7 @@ def test_an_option_of_other_methods_says_whose_it_is(key):
 def whole(tmp_path_factory):
     """A comparison that was never interrupted, its runs one after the other."""
     folder = tmp_path_factory.mktemp("whole") / "c"
-    run_all(jobs(base(), ["fedspd", "fedavg", "local"], 2), folder, 1)
+    run_all(list_jobs(base(), ["fedspd", "fedavg", "local"], 2), folder, 1)
     return folder
 
 
@@ -187,14 +192,14 @@ def test_the_runs_are_those_that_fedspd_run_makes(whole):
 
 
 def test_workers_do_not_matter(whole, tmp_path, event_log):
-    run_all(jobs(base(), ["fedspd", "fedavg", "local"], 2), tmp_path / "c", 3, [event_log])
+    run_all(list_jobs(base(), ["fedspd", "fedavg", "local"], 2), tmp_path / "c", 3, [event_log])
     assert results(tmp_path / "c") == results(whole)
     assert len(results(whole)) == 6
     assert sorted(finals(event_log)) == sorted(results(whole))
 
 
 def test_finished_runs_are_not_repeated_and_missing_ones_are_made(whole, tmp_path, event_log):
-    todo = jobs(base(), ["fedspd", "local"], 2)
+    todo = list_jobs(base(), ["fedspd", "local"], 2)
     run_all(todo[:2], tmp_path / "part", 2)
     (tmp_path / "part" / "compare.json").unlink()
     before = (tmp_path / "part" / "local,seed=0" / "result.json").stat().st_mtime_ns
@@ -216,14 +221,14 @@ def _note(folder, todo):
 
 
 def test_a_folder_of_another_comparison_is_refused_and_left_alone(tmp_path):
-    run_all(jobs(base(), ["local"], 1), tmp_path / "c", 1)
+    run_all(list_jobs(base(), ["local"], 1), tmp_path / "c", 1)
     with pytest.raises(StorageError, match="the folder holds another comparison"):
-        run_all(jobs(base("rounds=4"), ["local"], 1), tmp_path / "c", 1)
+        run_all(list_jobs(base("rounds=4"), ["local"], 1), tmp_path / "c", 1)
     assert list(results(tmp_path / "c")) == ["local,seed=0"]
 
 
 def test_what_cannot_be_is_refused_before_there_is_a_folder(tmp_path):
-    todo = jobs(base("topology.kind=er"), ["local"], 1, {"topology.degree": [2, 25]})
+    todo = list_jobs(base("topology.kind=er"), ["local"], 1, {"topology.degree": [2, 25]})
     with pytest.raises(FedspdError, match=r"topology\.degree = 25"):
         run_all(todo, tmp_path / "c", 2)
     assert not (tmp_path / "c").exists()
@@ -231,7 +236,7 @@ def test_what_cannot_be_is_refused_before_there_is_a_folder(tmp_path):
 
 def test_every_seed_is_tried_before_there_is_a_folder(tmp_path):
     """Seed 2 deals more even digits than there are; seeds 0, 1 and 3 do not."""
-    todo = jobs(base("clients=5", "data.examples=230", "data.mixture=parity"), ["local"], 4)
+    todo = list_jobs(base("clients=5", "data.examples=230", "data.mixture=parity"), ["local"], 4)
     with pytest.raises(FedspdError, match=r"In the run 'local,seed=2': data\.examples = 230"):
         run_all(todo, tmp_path / "c", 2)
     assert not (tmp_path / "c").exists()
@@ -245,12 +250,12 @@ def test_a_run_that_fails_says_which(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WorkerError, match=r"The run 'local,seed=\d' failed:(?s:.*)not today"):
-        run_all(jobs(base("model.name=falls:Net"), ["local"], 2), tmp_path / "c", 2)
+        run_all(list_jobs(base("model.name=falls:Net"), ["local"], 2), tmp_path / "c", 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_comparison_that_was_ended_is_continued_to_the_same_results(number, tmp_path, event_log):
-    todo, folder = jobs(base("rounds=12"), ["fedspd", "local"], 2), tmp_path / "c"
+    todo, folder = list_jobs(base("rounds=12"), ["fedspd", "local"], 2), tmp_path / "c"
     process = multiprocessing.get_context("fork").Process(target=_start, args=(todo, folder))
     process.start()
     _until(lambda: any(path.stat().st_size for path in folder.glob("fedspd,*/events.jsonl")))
@@ -278,7 +283,7 @@ def _until(condition, seconds=60):
 
 
 def test_the_run_folders_come_back_in_order(whole):
-    todo = jobs(base(), ["fedspd", "fedavg", "local"], 2)
+    todo = list_jobs(base(), ["fedspd", "fedavg", "local"], 2)
     assert run_all(todo, whole, 4) == [Path(whole) / job.name for job in todo]
 
 
@@ -286,5 +291,5 @@ def test_runs_on_a_gpu_take_turns_in_this_process(tmp_path, monkeypatch):
     """There is none here: what is tested is that nothing forks."""
     monkeypatch.setattr(scheduler, "device_of", lambda config: torch.device("cuda"))
     monkeypatch.setattr(scheduler, "_start", lambda *_: pytest.fail("a fork"))
-    run_all(jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2)
+    run_all(list_jobs(base(), ["local", "fedavg"], 1), tmp_path / "c", 2)
     assert sorted(results(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]

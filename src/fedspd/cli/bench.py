@@ -37,7 +37,7 @@ def bench(quick: bool, as_json: bool) -> None:
     Console().print(table(rows), *notes, sep="\n")
 
 
-def peers(quick: bool, as_json: bool) -> None:
+def bench_peers(quick: bool, as_json: bool) -> None:
     from fedspd.bench import peers  # needs the extra `node`
 
     size = QUICK if quick else FULL

@@ -1,4 +1,4 @@
-"""fedspd data: which datasets there are, how to get one, what is in it."""
+"""The commands of `fedspd data`: list, get and inspect datasets."""
 
 import json
 from collections.abc import Sequence
@@ -7,31 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(
-    help="Datasets: which there are, how to get one, what is in it.", no_args_is_help=True
-)
+app = typer.Typer(help="List, get and inspect datasets.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A dataset, as `fedspd data list` names it.")]
+Name = Annotated[str, typer.Argument(help="Name a dataset of `fedspd data list`.")]
 AnyData = Annotated[
     str,
     typer.Argument(
-        help="A dataset's name, or your own data: an .npz file, a folder of images, module:function."
+        help="Name a dataset, or your own data: an .npz file, a folder of images, module:function."
     ),
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", help="The data folder; else FEDSPD_DATA, else ~/.cache/fedspd."),
+    typer.Option(
+        "--folder", help="Use this data folder; default: FEDSPD_DATA, else ~/.cache/fedspd."
+    ),
 ]
 From = Annotated[
     Path | None,
     typer.Option("--from", help="Take the official files, or their archive, from this folder."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
 
 
 @app.command("list")
-def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
-    """All datasets, and whether their files are here."""
+def list_datasets(folder: Folder = None, as_json: AsJson = False) -> None:
+    """List all datasets, and whether their files are present."""
     from fedspd.data.sources import DATASETS, data_folder, is_present
 
     rows: list[dict[str, Any]] = [
@@ -54,7 +54,7 @@ def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
 
 @app.command()
 def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
-    """Download a dataset from its official place, or take files that you have."""
+    """Download a dataset from its official source, or import files that you have."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -85,27 +85,24 @@ def get(name: Name, from_folder: From = None, folder: Folder = None) -> None:
         remarks = get_dataset(name, folder, from_folder, show)
     for remark in remarks:
         typer.echo(remark, err=True)
-    typer.echo(
-        f"{name} is ready in {dataset_folder(name, folder)}."
-        if dataset_spec(name).files
-        else f"{name} is ready."
-    )
+    where = f" in {dataset_folder(name, folder)}" if dataset_spec(name).files else ""
+    typer.echo(f"{name} is ready{where}.")
 
 
 @app.command()
-def info(name: AnyData, folder: Folder = None, as_json: Json = False) -> None:
-    """Read a dataset: counts, shape, examples of each class, and a hash of its content."""
+def info(name: AnyData, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Show the counts, the shape, the examples of each class and a hash of a dataset."""
     facts = _facts(name, folder)
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    histogram = facts.pop("per_class")
+    per_class = facts.pop("per_class")
     for key, value in facts.items():
         typer.echo(f"{key:<9}{_cell(value)}")
     _print_table(
         [
             {"class": label, "train": train, "test": test}
-            for label, (train, test) in enumerate(zip(*histogram.values(), strict=True))
+            for label, (train, test) in enumerate(zip(*per_class.values(), strict=True))
         ]
     )
 

@@ -1,44 +1,49 @@
-"""A bar with an estimate on a terminal, a few plain lines elsewhere."""
+"""Show the progress of runs: live on a terminal, in a few lines elsewhere."""
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Progress,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import Progress as Bar
+from rich.table import Table
 
+from fedspd.comparison.jobs import Job
 from fedspd.experiment.callbacks import Callback
 from fedspd.storage.atomic import Json
 
+SPEED_WINDOW_SECONDS = 600  # runs of a comparison differ in speed
+
 
 class RunProgress(Callback):
-    """The progress of one run: a bar on a terminal, a line per tenth elsewhere."""
+    """The progress of one run: a bar on a terminal, about ten lines elsewhere."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.console = Console(stderr=True)
-        columns = (
+        self.is_live = self.console.is_terminal and not as_json
+        self.bar = Progress(
             TextColumn("{task.description:>10}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        self.bar = Bar(
-            *columns,
+            TextColumn("{task.fields[score]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
         )
-        self.live = self.console.is_terminal and not as_json
-        self.rounds, self.method, self.told = 0, "", -1
         self.task: TaskID | None = None
+        self.rounds, self.method = 0, ""
+        self.last_reported = -1  # tenth of the run
         self.alarms: set[str] = set()
 
     def __enter__(self) -> "RunProgress":
@@ -50,54 +55,152 @@ class RunProgress(Callback):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.live:
+        if self.is_live:
             self.bar.stop()
 
     def on_start(self, event: Json) -> None:
         self.rounds, self.method = event["rounds"], event["method"]
         if self.task is None:
-            self.task = self.bar.add_task(self.method, total=self.rounds, note="")
+            self.task = self.bar.add_task(self.method, total=self.rounds, score="")
         self._update(event)
-        if self.live:
+        if self.is_live:
             self.bar.start()
 
     def on_round(self, event: Json) -> None:
         self._update(event)
-        if not self.live:
-            self._line(event)
+        if not self.is_live:
+            self._report(event, f"round {event['round']} of {self.rounds}")
 
     def on_final(self, event: Json) -> None:
-        self.on_round(event)
+        self._update(event)
+        if not self.is_live:
+            self._report(event, "at the end")
 
     def on_alarm(self, round: int, alarm: str) -> None:
         """Print each kind of alarm once, when it is first raised."""
         kind = alarm.split(" at ")[0]
         if kind not in self.alarms:
             self.alarms.add(kind)
-            self.console.print(
-                f"round {round}: {alarm}", style="yellow", markup=False, highlight=False
-            )
+            line = f"round {round}: {alarm}"
+            self.console.print(line, style="yellow", markup=False, highlight=False)
 
     def _update(self, event: Json) -> None:
         assert self.task is not None
-        self.bar.update(self.task, completed=min(event["round"], self.rounds), note=note_of(event))
+        completed = min(event["round"], self.rounds)
+        self.bar.update(self.task, completed=completed, score=describe_score(event))
 
-    def _line(self, event: Json) -> None:
-        """About ten lines for a run, however long."""
+    def _report(self, event: Json, moment: str) -> None:
+        """Print the score of an evaluated round, at most once in each tenth of the run."""
         tenth = 10 * event["round"] // (self.rounds + 1)
-        if tenth > self.told and "accuracy" in event:
-            self.told = tenth
-            place = (
-                "at the end"
-                if event["event"] == "final"
-                else f"round {event['round']} of {self.rounds}"
-            )
-            print(f"{self.method}, {place}: {note_of(event)}", file=sys.stderr, flush=True)
+        if tenth > self.last_reported and "accuracy" in event:
+            self.last_reported = tenth
+            _print_line(f"{self.method}, {moment}: {describe_score(event)}")
 
 
-def note_of(event: Json) -> str:
+class ComparisonProgress(Callback):
+    """The progress of a comparison.
+
+    On a terminal, it is a row per method and a bar. Elsewhere, it is a line for each finished run
+    and for each tenth of the comparison.
+    """
+
+    def __init__(self, jobs: Sequence[Job], as_json: bool) -> None:
+        self.jobs = {job.name: job for job in jobs}
+        self.completed = dict.fromkeys(self.jobs, 0)  # rounds; the final phase is one more
+        self.total = sum(job.config.rounds + 1 for job in jobs)
+        self.finished: set[str] = set()
+        self.latest: dict[str, tuple[int, str]] = {}  # method -> round, score
+        self.last_reported = 0  # tenth of the comparison
+        console = Console(stderr=True)
+        self.is_live = console.is_terminal and not as_json
+        self.bar = Progress(
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=SPEED_WINDOW_SECONDS,
+        )
+        self.task: TaskID | None = None
+        self.live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+
+    def __enter__(self) -> "ComparisonProgress":
+        if self.is_live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_live:
+            self.live.stop()
+
+    def on_start(self, event: Json) -> None:
+        self.completed[event["run"]] = event["round"]
+        if event["round"] > event["rounds"]:
+            self.finished.add(event["run"])
+        elif self.task is None:  # only now: rounds of an earlier start do not show the speed
+            completed = sum(self.completed.values())
+            self.task = self.bar.add_task("", total=self.total, completed=completed)
+        self._update()
+
+    def on_round(self, event: Json) -> None:
+        self._record(event)
+        if not self.is_live and int(10 * self.fraction) > self.last_reported:
+            _print_line(f"{self.percent} done: {len(self.finished)} of {len(self.jobs)} runs")
+        self._update()
+
+    def on_final(self, event: Json) -> None:
+        self._record(event)
+        self.finished.add(event["run"])
+        if not self.is_live:
+            _print_line(f"{event['run']}: {describe_score(event)} ({self.percent} of all rounds)")
+        self._update()
+
+    @property
+    def fraction(self) -> float:
+        return sum(self.completed.values()) / self.total
+
+    @property
+    def percent(self) -> str:
+        return f"{100 * self.fraction:.0f} %"
+
+    def _record(self, event: Json) -> None:
+        method = self.jobs[event["run"]].config.method
+        self.completed[event["run"]] = event["round"]
+        score = describe_score(event) or self.latest.get(method, (0, ""))[1]
+        self.latest[method] = (event["round"], score)
+
+    def _update(self) -> None:
+        self.last_reported = int(10 * self.fraction)
+        if self.task is not None:
+            self.bar.update(self.task, completed=sum(self.completed.values()))
+
+    def render(self) -> Group:
+        """Return the live table and the bar."""
+        table = Table("method", "runs", "round", "latest", title="Comparison", title_justify="left")
+        for method in dict.fromkeys(job.config.method for job in self.jobs.values()):
+            jobs = [job for job in self.jobs.values() if job.config.method == method]
+            finished = sum(job.name in self.finished for job in jobs)
+            rounds = jobs[0].config.rounds
+            round, score = self.latest.get(method, (0, ""))
+            position = f"{min(round, rounds)} of {rounds}" if round else ""
+            table.add_row(method, f"{finished} of {len(jobs)}", position, score)
+        return Group(table, self.bar)
+
+
+def describe_score(event: Json) -> str:
+    """Return the mean accuracy over clients, else their mean test loss, else nothing."""
     scores = [score for score in event.get("accuracy", []) if score is not None]
     if scores:
         return f"accuracy {100 * sum(scores) / len(scores):.1f} %"
     losses = [loss for loss in event.get("test_loss", []) if loss is not None]
     return f"test loss {sum(losses) / len(losses):.4g}" if losses else ""
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
-"""What the commands do."""
+"""The commands run, demo and methods."""
 
+import inspect
 import json
 import shlex
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,8 @@ from fedspd.experiment.callbacks import Callback, TensorBoard
 from fedspd.experiment.estimate import estimate
 from fedspd.storage.atomic import Json
 
+DEMO_METHODS = ("fedspd", "local")
+
 
 def run(
     settings: list[str],
@@ -33,22 +36,17 @@ def run(
     tensorboard: bool,
     as_json: bool,
 ) -> None:
+    """Run an experiment or continue one, draw its figures and show its summary."""
     if resume is not None and (settings or out):
         raise ConfigError(
-            "--resume continues a run as it was started: give no config, no values and no --out with it."
+            f"--resume {resume}: a run continues with its own config and folder. "
+            "Leave out CONFIG, KEY=VALUE and --out."
         )
     config = None if resume else load(*split_arguments(settings))
-    folder = (
-        resume
-        or out
-        or new_folder(
-            f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run"
-        )
-    )
-    with (
-        _resumable(folder, f"run --resume {shlex.quote(str(folder))}"),
-        RunProgress(as_json) as progress,
-    ):
+    name = f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run"
+    folder = resume or out or new_folder(name)
+    hint = _continue_hint(folder, f"run --resume {shlex.quote(str(folder))}")
+    with hint, RunProgress(as_json) as progress:
         callbacks: list[Callback] = [progress]
         if tensorboard:
             callbacks.append(TensorBoard(folder / "tensorboard"))
@@ -65,38 +63,43 @@ def run(
     _show({result.summary["method"]: result.summary}, folder, as_json)
 
 
-def dry_run(settings: list[str], workers: int, as_json: bool) -> None:
-    found = estimate(build_experiment(load(*split_arguments(settings))), workers)
+def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: bool) -> None:
+    """Estimate the cost of a run and show it."""
+    if resume is not None:
+        raise ConfigError(
+            f"--resume {resume}: a run that has begun is not estimated. "
+            "Leave out --resume and give its config, or leave out --dry-run."
+        )
+    cost = estimate(build_experiment(load(*split_arguments(settings))), workers)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(cost))
         return
-    table = Table("", "estimate", title="What the run will cost", title_justify="left")
-    table.add_row("clients, rounds", f"{found['clients']:,}, {found['rounds']:,}")
-    table.add_row("numbers in a model", f"{found['parameters']:,}")
-    for part, count in found["memory"].items():
+    table = Table("", "estimate", title="Cost of the run", title_justify="left")
+    table.add_row("clients, rounds", f"{cost['clients']:,}, {cost['rounds']:,}")
+    table.add_row("parameters of a model", f"{cost['parameters']:,}")
+    for part, count in cost["memory"].items():
         table.add_row(f"memory: {part}", f"{count / 1e6:,.0f} MB")
-    for kind, count in found["bytes"].items():
+    for kind, count in cost["bytes"].items():
         table.add_row(f"sent, {kind.replace('_', ' ')}", f"{count / 1e6:,.1f} MB")
-    table.add_row("gradient steps", f"{found['steps']:,}")
-    table.add_row(f"time with {workers} workers", f"{found['seconds']:,.0f} s")
-    Console().print(table, f"From {found['from']}.")
+    table.add_row("gradient steps", f"{cost['steps']:,}")
+    table.add_row(f"time with {workers} workers", f"{cost['seconds']:,.0f} s")
+    Console().print(table, f"From {cost['from']}.")
 
 
 def demo(out: Path | None, workers: int, as_json: bool) -> None:
+    """Run the demo's methods, draw their figures and show their summaries."""
     folder = out or new_folder("demo")
     with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
         config = load(path)
     summaries = {}
-    for method in ("fedspd", "local"):
-        begun = (folder / method / "run.json").exists()
-        with (
-            _resumable(folder / method, f"demo --out {shlex.quote(str(folder))}"),
-            RunProgress(as_json) as progress,
-        ):
+    for method in DEMO_METHODS:
+        is_started = (folder / method / "run.json").exists()
+        hint = _continue_hint(folder / method, f"demo --out {shlex.quote(str(folder))}")
+        with hint, RunProgress(as_json) as progress:
             result = runner.run(
                 runner.with_method(config, method),
                 out=folder / method,
-                resume=begun,
+                resume=is_started,
                 workers=workers,
                 callbacks=[progress],
             )
@@ -105,37 +108,39 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
     _show(summaries, folder, as_json)
 
 
-def methods(as_json: bool) -> None:
-    about = {
-        name: (sys.modules[cls.__module__].__doc__ or "").splitlines()[0]
-        for name, cls in METHODS.items()
+def list_methods(as_json: bool) -> None:
+    """Show all methods with the options of each."""
+    methods: dict[str, Json] = {
+        name: {
+            "about": _first_paragraph(inspect.getmodule(method)),
+            "options": METHOD_TABLES[name]().model_dump(by_alias=True),
+        }
+        for name, method in METHODS.items()
     }
-    options = {name: table().model_dump(by_alias=True) for name, table in METHOD_TABLES.items()}
     if as_json:
-        print(
-            json.dumps({name: {"about": about[name], "options": options[name]} for name in METHODS})
-        )
+        print(json.dumps(methods))
         return
-    table = Table("method", "what it is", "options", title="Methods")
-    for name in METHODS:
-        table.add_row(
-            name, about[name], ", ".join(f"{key}={value}" for key, value in options[name].items())
-        )
+    table = Table("method", "description", "options", title="Methods", title_justify="left")
+    for name, method in methods.items():
+        options = ", ".join(f"{key}={value}" for key, value in method["options"].items())
+        table.add_row(name, method["about"], options)
     Console().print(table)
 
 
+def _first_paragraph(module: ModuleType | None) -> str:
+    return " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
+
+
 def new_folder(name: str) -> Path:
-    numbers = (
-        int(path.name.rpartition("-")[2])
-        for path in Path("runs").glob(f"{name}-*")
-        if path.name.rpartition("-")[2].isdigit()
-    )
+    """Return runs/NAME-NUMBER with the next free number."""
+    endings = [path.name.rpartition("-")[2] for path in Path("runs").glob(f"{name}-*")]
+    numbers = [int(ending) for ending in endings if ending.isdigit()]
     return Path("runs") / f"{name}-{max(numbers, default=0) + 1}"
 
 
 @contextmanager
-def _resumable(folder: Path, command: str) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or a lost worker end the run where it is; what is on disk can be continued."""
+def _continue_hint(folder: Path, command: str) -> Iterator[None]:
+    """Print the command that continues an interrupted run."""
     try:
         yield
     except (KeyboardInterrupt, WorkerError):
@@ -156,21 +161,18 @@ def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
 
     console = Console(stderr=as_json)
     console.print(summary_table(summaries))
-    for summary in summaries.values():
+    for method, summary in summaries.items():
         for alarm in summary["alarms"]:
-            console.print(f"{summary['method']}: {alarm}", style="yellow", markup=False)
+            console.print(f"{method}: {alarm}", style="yellow", markup=False)
         if summary["newcomers"]:
-            console.print(f"{summary['method']}: {describe_newcomers(summary['newcomers'])}")
+            line = f"{method}: {describe_newcomers(summary['newcomers'])}"
+            console.print(line, markup=False)
     console.print(f"Records and figures: {folder}", markup=False, soft_wrap=True)
     if as_json:
-        methods: dict[str, Any] = {
-            name: {k: v for k, v in s.items() if k != "clients"} for name, s in summaries.items()
-        }
-        print(
-            json.dumps(
-                {
-                    "folder": str(folder),
-                    **(next(iter(methods.values())) if len(methods) == 1 else {"methods": methods}),
-                }
-            )
-        )
+        brief = {method: _without_clients(summary) for method, summary in summaries.items()}
+        fields = {"methods": brief} if len(brief) > 1 else next(iter(brief.values()))
+        print(json.dumps({"folder": str(folder), **fields}))
+
+
+def _without_clients(summary: Json) -> Json:
+    return {key: value for key, value in summary.items() if key != "clients"}

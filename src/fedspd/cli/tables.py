@@ -21,7 +21,7 @@ from fedspd.storage.atomic import Json
 
 
 def summary_table(summaries: Mapping[str, Json]) -> Table:
-    """Return one row per run: the clients' accuracy, or their loss in a regression, and the cost."""
+    """Return one row per run: accuracy across clients, or loss in a regression, and the cost."""
     scores = [summary["accuracy"]["mean"] for summary in summaries.values()]
     is_classification = any(score is not None for score in scores)
     metric = "accuracy across clients (%)" if is_classification else "loss across clients"

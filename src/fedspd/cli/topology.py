@@ -1,5 +1,7 @@
-"""fedspd topology: what the graph of a config is like."""
+"""The command `fedspd topology show`."""
 
+import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,57 +14,52 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-BARS = 15  # the most lines of a histogram
-FIGURE_KINDS = (".png", ".pdf", ".svg")
-FIGURE_EDGES = 10_000
+BARS_AT_MOST = 15  # in the histogram of degrees
+BAR_LETTERS = 30
+EDGES_AT_MOST = 10_000  # in a figure; more cannot be seen
+FIGURE_ENDINGS = (".png", ".pdf", ".svg")
 
 
 @app.callback()
 def topology() -> None:
-    """Look at the graph of clients."""
+    """Inspect the graph of the clients."""
 
 
 @app.command()
 def show(
-    words: Annotated[
+    settings: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [KEY=VALUE]...",
-            help="A config file, and keys such as topology.kind=rgg clients=50 seed=1.",
+            help="Read a TOML file, then override keys, such as topology.kind=rgg clients=50.",
         ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the graph into this file: .png, .pdf or .svg.")
     ] = None,
-    json: Annotated[
+    as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON instead of tables.")
     ] = False,
 ) -> None:
-    """Show degree, diameter, spectral gap and consensus rate of the graph that a run would start with."""
-    from json import dumps
-
+    """Show degree, diameter, spectral gap and consensus rate of a run's first graph."""
     from rich.console import Console
 
-    from fedspd import config
+    from fedspd.config import load, split_arguments
     from fedspd.core.keys import Key
     from fedspd.topology import build_topology, describe
 
-    settings = config.load(*config.split_arguments(words or []))
-    key = Key(settings.seed)
-    built = build_topology(settings.topology, settings.clients, key)
-    graph = built.at(1)
+    config = load(*split_arguments(settings or []))
+    key = Key(config.seed)
+    topology = build_topology(config.topology, config.clients, key)
+    graph = topology.at(1)
     if figure:
         _draw(graph, figure)
-    facts = describe(built, key, settings.clusters)
-    if json:
-        typer.echo(dumps(facts))
-    else:
-        Console().print(
-            _facts_table(facts),
-            _degree_table(graph),
-            *(f"Note: {note}." for note in facts["notes"]),
-            sep="\n",
-        )
+    facts = describe(topology, key, config.clusters)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    notes = [f"Note: {note}." for note in facts["notes"]]
+    Console().print(_facts_table(facts), _degree_table(graph), *notes, sep="\n")
 
 
 def _facts_table(facts: dict[str, Any]) -> "Table":
@@ -73,36 +70,35 @@ def _facts_table(facts: dict[str, Any]) -> "Table":
         title_justify="left",
         show_header=False,
     )
-    table.add_row("clients", f"{facts['clients']}")
-    table.add_row("edges", f"{facts['edges']}")
-    table.add_row(
-        "degree: smallest, mean, largest",
-        f"{facts['degree_min']}, {facts['degree_mean']:.4g}, {facts['degree_max']}",
-    )
-    table.add_row("connected", "yes" if facts["connected"] else "no")
-    table.add_row(
-        "diameter", f"{'' if facts['diameter_exact'] else 'at least '}{facts['diameter']}"
-    )
-    table.add_row("spectral gap", f"{facts['spectral_gap']:.4g}")
-    table.add_row(
-        f"consensus rate p, {facts['clusters']} cluster(s)", f"{facts['consensus_rate']:.4g}"
-    )
+    degrees = f"{facts['degree_min']}, {facts['degree_mean']:.4g}, {facts['degree_max']}"
+    bound = "" if facts["diameter_exact"] else "at least "
+    rows = {
+        "clients": facts["clients"],
+        "edges": facts["edges"],
+        "degree: smallest, mean, largest": degrees,
+        "connected": "yes" if facts["connected"] else "no",
+        "diameter": f"{bound}{facts['diameter']}",
+        "spectral gap": f"{facts['spectral_gap']:.4g}",
+        f"consensus rate p, {facts['clusters']} cluster(s)": f"{facts['consensus_rate']:.4g}",
+    }
+    for name, value in rows.items():
+        table.add_row(name, str(value))
     return table
 
 
 def _degree_table(graph: "Graph") -> "Table":
-    """A histogram of degrees, in at most BARS lines."""
+    """Return a histogram of the degrees."""
     import numpy as np
     from rich.table import Table
 
     low, high = int(graph.degree.min()), int(graph.degree.max())
-    step = (high - low) // BARS + 1
+    step = (high - low) // BARS_AT_MOST + 1
     counts = np.bincount((graph.degree - low) // step).tolist()
     table = Table("degree", "clients", "", title="Degrees", title_justify="left", box=None)
-    for place, count in enumerate(counts):
-        first = low + place * step
+    for index, count in enumerate(counts):
+        first = low + index * step
         label = str(first) if step == 1 else f"{first} to {first + step - 1}"
-        table.add_row(label, str(count), "█" * -(-30 * count // max(counts)))
+        table.add_row(label, str(count), "█" * math.ceil(BAR_LETTERS * count / max(counts)))
     return table
 
 
@@ -111,17 +107,19 @@ def _draw(graph: "Graph", path: Path) -> None:
     from fedspd.reporting.figures import draw_network
 
     edges = [(i, j) for i, j in graph.edges().tolist()]
-    if path.suffix.lower() not in FIGURE_KINDS:
+    if path.suffix.lower() not in FIGURE_ENDINGS:
         raise ConfigError(
-            f"--figure {path} has an unknown ending: expected one of {', '.join(FIGURE_KINDS)}."
+            f"--figure {path}: unknown ending; expected one of {', '.join(FIGURE_ENDINGS)}."
         )
-    if len(edges) > FIGURE_EDGES:
+    if len(edges) > EDGES_AT_MOST:
         raise ConfigError(
-            f"--figure {path} would have {len(edges)} edges, too many to see: draw a graph of at most {FIGURE_EDGES}."
+            f"--figure {path}: {len(edges)} edges are too many to see; "
+            f"expected at most {EDGES_AT_MOST}."
         )
     try:
         draw_network(edges, None, graph.clients).savefig(path)
-    except OSError as problem:
+    except OSError as error:
         raise ConfigError(
-            f"--figure {path} cannot be written ({problem.strerror}): give a file in a folder that exists."
+            f"--figure {path}: cannot be written ({error.strerror}); "
+            "expected a file in a folder that exists."
         ) from None

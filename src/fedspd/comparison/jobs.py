@@ -1,4 +1,4 @@
-"""Methods, seeds and grid points as a list of runs."""
+"""List the runs of a comparison: methods x seeds x grid points."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,45 +24,61 @@ OPTIONS_TABLES = {*METHOD_TABLES, "options"}
 class Job:
     """One run of a comparison."""
 
-    name: str
+    name: str  # of its run folder
     config: ExperimentConfig
     point: Json  # the values of the swept keys
 
 
-def jobs(
+def list_jobs(
     base: ExperimentConfig,
     methods: Sequence[str],
     seeds: int,
     grid: dict[str, list[Any]] | None = None,
 ) -> list[Job]:
-    """Every method with every seed at every point of the grid; one seed gives one split and one graph to all methods."""
-    if seeds < 1:
-        raise ConfigError(f"seeds = {seeds}: expected at least 1.")
-    if not methods:
-        raise ConfigError("methods = []: expected at least one method.")
-    if len(set(methods)) < len(methods):
-        raise ConfigError(f"methods = {','.join(methods)}: a method is named twice.")
+    """Return a job for every method with every seed at every point of the grid.
+
+    With the same seed, all methods have the same partition of the data and the same graph. An
+    option of one method is swept for this method alone.
+    """
     grid = grid or {}
+    _check_methods(methods, seeds)
     _check_grid(grid, methods)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found: dict[str, Job] = {}
+    jobs: dict[str, Job] = {}
     for point, seed, method in itertools.product(points, range(seeds), methods):
         job = _job(base, method, base.seed + seed, point)
-        if found.setdefault(job.name, job).config != job.config:
-            raise ConfigError(f"Two runs would have the folder '{job.name}': rename a value.")
-    return list(found.values())
+        if jobs.setdefault(job.name, job).config != job.config:
+            raise ConfigError(
+                f"'{job.name}': the folder of two runs; expected one run each. Rename a value."
+            )
+    return list(jobs.values())
+
+
+def _check_methods(methods: Sequence[str], seeds: int) -> None:
+    if seeds < 1:
+        raise ConfigError(f"seeds = {seeds}: too few; expected at least 1.")
+    if not methods:
+        raise ConfigError("methods = []: too few; expected at least one method.")
+    if len(set(methods)) < len(methods):
+        raise ConfigError(
+            f"methods = {', '.join(methods)}: a method is repeated; expected each once."
+        )
 
 
 def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
+    tables = [options_table(method) for method in methods]
     for key, values in grid.items():
+        given = f"{key} = {', '.join(map(str, values))}"
         table = key.partition(".")[0]
-        if table in OPTIONS_TABLES and table not in map(options_table, methods):
-            whose = "a method of your own, as module:Class" if table == "options" else table
-            raise ConfigError(f"{key} cannot be swept without {whose}: add it to the methods.")
+        if table in OPTIONS_TABLES and table not in tables:
+            owner = "a method given as module:Class" if table == "options" else table
+            raise ConfigError(
+                f"{given}: no method has this option; expected {owner} among the methods."
+            )
         if key in ("method", "seed"):
-            raise ConfigError(f"'{key}' cannot be swept: a comparison takes {key}s instead.")
+            raise ConfigError(f"{given}: not a key to sweep; expected it as {key}s.")
         if len({repr(value) for value in values}) < len(values):
-            raise ConfigError(f"{key}={','.join(map(str, values))}: a value is given twice.")
+            raise ConfigError(f"{given}: a value is repeated; expected each once.")
 
 
 def _job(base: ExperimentConfig, method: str, seed: int, point: Json) -> Job:
@@ -72,26 +88,28 @@ def _job(base: ExperimentConfig, method: str, seed: int, point: Json) -> Job:
     for key, value in point.items():
         set_key(tree, key, value)
     config = validate({**tree, "method": method, "seed": seed})
-    place = "".join(f"{key}={value}," for key, value in point.items())
-    return Job(f"{place}{method.replace(':', '.')},seed={seed}".replace("/", "_"), config, point)
+    words = [*(f"{key}={value}" for key, value in point.items()), method.replace(":", ".")]
+    name = ",".join([*words, f"seed={seed}"]).replace("/", "_")
+    return Job(name, config, point)
 
 
 def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Of the words of a command line, those with one value, and those with several: a=1 b=2,4,6."""
+    """Split KEY=VALUE words into those with one value and a grid of those with several."""
     single: list[str] = []
     grid: dict[str, list[Any]] = {}
     for word in words:
         key, value = parse_override(word)
-        quoted = word.partition("=")[2].lstrip().startswith(("'", '"'))
-        if isinstance(value, str) and "," in value and not quoted:
-            _, values = parse_override(
-                f"{key}=[{value}]"
-            )  # as TOML: a list may be among them; else there are bare words
-            grid[key] = (
-                values
-                if isinstance(values, list)
-                else [parse_override(f"{key}={part}")[1] for part in value.split(",")]
-            )
+        is_quoted = word.partition("=")[2].lstrip().startswith(("'", '"'))
+        if isinstance(value, str) and "," in value and not is_quoted:
+            grid[key] = _parse_values(key, value)
         else:
             single.append(word)
     return single, grid
+
+
+def _parse_values(key: str, text: str) -> list[Any]:
+    """Parse values separated by commas: as TOML, where each may be a list, else one by one."""
+    _, values = parse_override(f"{key}=[{text}]")
+    if isinstance(values, list):
+        return values
+    return [parse_override(f"{key}={value}")[1] for value in text.split(",")]

@@ -227,12 +227,12 @@ def test_command_refuses_a_run_folder_of_another_format(capsys, command):
 
 def test_resume_takes_no_other_settings(capsys):
     assert guarded(["run", "rounds=3", "--resume", "a"]) == 2
-    assert "--resume continues a run as it was started" in capsys.readouterr().err
+    assert "--resume a: a run continues with its own config and folder." in capsys.readouterr().err
 
 
 def test_a_run_that_has_begun_is_not_estimated(capsys):
     assert guarded(["run", "--resume", "a", "--dry-run"]) == 2
-    assert "--dry-run estimates a run that has not begun" in capsys.readouterr().err
+    assert "--resume a: a run that has begun is not estimated." in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_config(capsys):
