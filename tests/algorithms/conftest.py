@@ -1,6 +1,6 @@
 """A whole network in one process, and the small problems that it solves.
 
-Shapes: C clients, S clusters, P numbers in a model, E examples.
+Shapes: C clients, S clusters, P parameters of a model, E examples.
 """
 
 from typing import Any
@@ -22,7 +22,10 @@ PLAIN = TrainingOptions(
 
 
 class Network:
-    """A method, everybody's examples and a graph. The model is y = w . x, unless another is given; float64."""
+    """A method, the examples of all clients and a graph.
+
+    The model is y = w . x in float64, unless another one is given.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Label switching: matching by likeness, notes that lead to client 0, and networks whose clients start with other labels.
+"""Label switching: matching by cosine, notes that lead to client 0, and switched networks.
 
 Shapes: C clients, S clusters, W weights of a model.
 """
@@ -17,42 +17,43 @@ from fedspd.core.graph import Graph
 EAST, NORTH, WEST = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 0.0])
 
 
-def heard(**models: Tensor) -> list[ReceivedModel]:
+def models(**by_cluster: Tensor) -> list[ReceivedModel]:
     """s0=..., s1=...: a model of cluster 0, of cluster 1."""
-    return [ReceivedModel(9, 0, int(name[1:]), model) for name, model in models.items()]
+    return [ReceivedModel(9, 0, int(name[1:]), model) for name, model in by_cluster.items()]
 
 
 @pytest.mark.parametrize(
     ("received", "labels"),
     [
-        (heard(s0=EAST, s1=NORTH, s2=WEST), [0, 1, 2]),
-        (heard(s0=NORTH, s1=WEST, s2=EAST), [2, 0, 1]),
-        (
-            heard(s0=NORTH),
-            [1, 0, 2],
-        ),  # NORTH becomes 0, EAST takes the label that NORTH gave up, nothing was heard of 2
-        (heard(s2=NORTH), [0, 2, 1]),
-        (heard(s1=NORTH), [0, 1, 2]),
-        (heard(s1=3 * WEST + NORTH, s0=2 * NORTH), [2, 0, 1]),  # length does not matter
+        (models(s0=EAST, s1=NORTH, s2=WEST), [0, 1, 2]),
+        (models(s0=NORTH, s1=WEST, s2=EAST), [2, 0, 1]),
+        # NORTH becomes 0, EAST takes the label that NORTH gave up, nothing was received of 2.
+        (models(s0=NORTH), [1, 0, 2]),
+        (models(s2=NORTH), [0, 2, 1]),
+        (models(s1=NORTH), [0, 1, 2]),
+        (models(s1=3 * WEST + NORTH, s0=2 * NORTH), [2, 0, 1]),  # length does not matter
     ],
 )
-def test_a_center_takes_the_label_of_the_model_that_it_resembles(received, labels):
+def test_center_takes_the_label_of_the_model_that_it_resembles(received, labels):
     assert match_labels(torch.stack([EAST, NORTH, WEST]), received).tolist() == labels
 
 
-def test_the_best_assignment_counts_not_the_best_pair():
-    """Both received models point most to the first center (0.8 and 0.6 against 0.6 and 0): 0.6 + 0.6 beats 0.8 + 0."""
-    received = heard(s0=torch.tensor([0.8, 0.6]), s1=torch.tensor([0.6, -0.8]))
+def test_matching_is_the_best_assignment_not_the_best_pair():
+    """Both received models point most to the first center (0.8 and 0.6 against 0.6 and 0).
+
+    0.6 + 0.6 beats 0.8 + 0.
+    """
+    received = models(s0=torch.tensor([0.8, 0.6]), s1=torch.tensor([0.6, -0.8]))
     assert match_labels(torch.stack([EAST, NORTH]), received).tolist() == [1, 0]
 
 
-def test_several_models_of_one_cluster_count_by_their_mean():
-    received = [*heard(s0=EAST), *heard(s0=3 * NORTH), *heard(s1=EAST)]
+def test_models_of_one_cluster_count_by_their_mean():
+    received = [*models(s0=EAST), *models(s0=3 * NORTH), *models(s1=EAST)]
     assert match_labels(torch.stack([EAST, NORTH]), received).tolist() == [1, 0]
 
 
-def test_a_center_that_is_not_a_number_gets_the_label_that_is_left():
-    assert match_labels(torch.stack([EAST * torch.nan, EAST]), heard(s0=EAST)).tolist() == [1, 0]
+def test_center_that_is_not_a_number_gets_the_free_label():
+    assert match_labels(torch.stack([EAST * torch.nan, EAST]), models(s0=EAST)).tolist() == [1, 0]
 
 
 def offer(note: Tensor, cluster: list[int], models: list[Tensor]) -> Exchange:
@@ -63,7 +64,10 @@ def offer(note: Tensor, cluster: list[int], models: list[Tensor]) -> Exchange:
 
 
 def test_notes_spread_from_client_0_one_hop_at_a_time():
-    """A path 0 - 1 - 2 - 3. First everybody follows its lower neighbour; after three alignments all follow client 0."""
+    """A path 0 - 1 - 2 - 3. First every client follows its lower neighbour.
+
+    After three alignments all follow client 0.
+    """
     graph, centers_CSW = (
         Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)]),
         torch.stack([EAST, NORTH]).repeat(4, 1, 1),
@@ -78,7 +82,7 @@ def test_notes_spread_from_client_0_one_hop_at_a_time():
     assert seen == [[0, 5, 10, 15], [0, 1, 6, 11], [0, 1, 2, 7], [0, 1, 2, 3], [0, 1, 2, 3]]
 
 
-def test_a_client_follows_the_lowest_note_that_it_hears_and_nobody_follows_a_higher_one():
+def test_client_follows_the_lowest_received_note_and_never_a_higher_one():
     graph = Graph.from_edges(3, [(0, 1), (1, 2)])
     note_C = torch.tensor([0, 4, 8])
     neighbourhood = Neighbourhood.of(graph, range(3), offer(note_C, [0, 0, 0], [NORTH, EAST, EAST]))
@@ -113,7 +117,10 @@ def test_relabelled_moves_everything_that_has_a_label(network):
 
 
 def two_clients(network, labels: list[int], align_every: int):
-    """Both have y = 10 x, where x is the first axis, and y = -10 x, where it is the second; client 1's labels may differ."""
+    """Both have y = 10 x, where x is the first axis, and y = -10 x, where it is the second.
+
+    Client 1's labels may differ.
+    """
     x = torch.eye(2, dtype=torch.float64).repeat_interleave(5, 0)
     y = 10 * (x[:, :1] - x[:, 1:])
     net = network(
@@ -131,9 +138,12 @@ def two_clients(network, labels: list[int], align_every: int):
     return net
 
 
-def test_a_switched_client_turns_its_labels_round_and_keeps_what_it_trained(network):
-    """Its neighbours' models carry the new labels and its own the old ones: it must not average across them."""
-    for seed_round in range(1, 5):  # whatever the two choose
+def test_switched_client_exchanges_its_labels_and_keeps_its_centers(network):
+    """Its neighbours' models carry the new labels and its own the old ones.
+
+    It must not average across them.
+    """
+    for seed_round in range(1, 5):  # for several choices of the two
         net = two_clients(network, [1, 0], align_every=1)
         net.run(seed_round, first=seed_round)
         torch.testing.assert_close(

@@ -1,6 +1,8 @@
-"""FedAvg, by hand; and FedSPD and FedEM where they must be FedAvg: with one cluster, and in FedSPD's warm-up.
+"""FedAvg by hand, and FedSPD and FedEM where they equal it.
 
-Shapes: C clients, P numbers in a model.
+That is with one cluster, and in FedSPD's warm-up.
+
+Shapes: C clients, P parameters of a model.
 """
 
 import numpy as np
@@ -23,7 +25,10 @@ def column(*numbers: float) -> Tensor:
 
 
 def path_of_three(network, algorithm, rule: str = "uniform"):
-    """0 - 1 - 2 with x = 1 and y = 10, 20, 60; the second client has two examples; all start at w = 0; steps of 0.1 (y - w)."""
+    """0 - 1 - 2 with x = 1 and y = 10, 20, 60; the second client has two examples.
+
+    All start at w = 0; steps of 0.1 (y - w).
+    """
     x, y = [column(1), column(1, 1), column(1)], [column(10), column(20, 20), column(60)]
     net = network(algorithm, x, y, Graph.from_edges(3, [(0, 1), (1, 2)], rule))
     net.state = type(net.state)(torch.zeros_like(net.state.model_CP), net.state.loss_C)
@@ -47,14 +52,14 @@ def path_of_three(network, algorithm, rule: str = "uniform"):
         ),  # a third of each neighbour, the rest of oneself
     ],
 )
-def test_one_round_by_hand(network, algorithm, rule, models):
+def test_fedavg_round_equals_numbers_worked_by_hand(network, algorithm, rule, models):
     state = path_of_three(network, algorithm, rule).run(1).state
     assert state.model_CP.flatten().tolist() == pytest.approx(models)
     losses = [(w - y) ** 2 / 2 for w, y in zip(models, (10, 20, 60), strict=True)]
     assert state.loss_C.tolist() == pytest.approx(losses)
 
 
-def test_finetuning_is_some_local_epochs_at_half_the_first_rate(network):
+def test_finetuning_runs_local_epochs_at_half_the_first_rate(network):
     """Each of two more steps of 0.05 multiplies the distance to y by 0.95."""
     plain, tuned = (
         path_of_three(network, FedAvg(finetune=epochs)).run(1).finish(1).state.model_CP
@@ -66,7 +71,7 @@ def test_finetuning_is_some_local_epochs_at_half_the_first_rate(network):
     )
 
 
-def test_all_clients_start_with_the_same_model_and_predict_with_their_own(network):
+def test_clients_start_from_one_model_and_predict_with_their_own(network):
     net = network(FedAvg(), [column(1), column(2)], [column(1), column(1)], Graph.from_edges(2, []))
     w = net.state.model_CP
     assert torch.equal(w[0], w[1])
@@ -112,7 +117,7 @@ def images(network, algorithm, ring, training: TrainingOptions):
     "options",
     [{}, {"init": "same"}, {"selection": "uniform", "first_round": "all", "align_every": 1}],
 )
-def test_fedspd_with_one_cluster_is_fedavg_to_the_bit(network, ring, options):
+def test_fedspd_with_one_cluster_equals_fedavg_to_the_bit(network, ring, options):
     averaged = images(network, FedAvg(), ring, TrainingOptions(batch=8)).run(11).state
     clustered = (
         images(network, FedSPD(clusters=1, **options), ring, TrainingOptions(batch=8)).run(11).state
@@ -121,8 +126,8 @@ def test_fedspd_with_one_cluster_is_fedavg_to_the_bit(network, ring, options):
     torch.testing.assert_close(clustered.loss_C, averaged.loss_C)
 
 
-def test_fedspd_with_one_cluster_is_fedavg_with_finetuning_to_the_bit(network, ring):
-    """However far the learning rate has decayed: the final phase and finetuning have one schedule."""
+def test_fedspd_with_one_cluster_equals_fedavg_with_finetuning_to_the_bit(network, ring):
+    """The final phase and fine-tuning have one schedule, however far the rate has decayed."""
     training = TrainingOptions(batch=8, decay_every=1)
     averaged = images(network, FedAvg(finetune=7), ring, training).run(5).finish(6).state
     clustered = (
@@ -131,9 +136,7 @@ def test_fedspd_with_one_cluster_is_fedavg_with_finetuning_to_the_bit(network, r
     assert torch.equal(clustered.personal_CP, averaged.model_CP)
 
 
-def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_every_cluster(
-    network, ring
-):
+def test_warmup_equals_fedavg_to_the_bit_and_copies_the_model_to_every_cluster(network, ring):
     averaged = images(network, FedAvg(), ring, TrainingOptions(epochs=2))
     warm = images(network, FedSPD(clusters=3, warmup=3), ring, TrainingOptions(epochs=2))
     for t in range(1, 4):
@@ -147,20 +150,20 @@ def test_the_warm_up_is_fedavg_to_the_bit_and_ends_with_the_shared_model_in_ever
     assert not torch.equal(after[:, 0], after[:, 1])
 
 
-def test_fedem_with_one_cluster_is_fedavg_to_the_bit(network, ring):
+def test_fedem_with_one_cluster_equals_fedavg_to_the_bit(network, ring):
     averaged = images(network, FedAvg(), ring, TrainingOptions(batch=8)).run(4).state
     mixed = images(network, FedEM(clusters=1), ring, TrainingOptions(batch=8)).run(4).state
     assert torch.equal(mixed.centers_CSP[:, 0], averaged.model_CP)
     torch.testing.assert_close(mixed.loss_C, averaged.loss_C.double())
 
 
-def test_a_newcomer_starts_from_the_mean_of_its_neighbours_and_finetunes(network):
-    """Models 1 and 3 are heard, 100 is not: 2; then one step of 0.05 towards y = 12."""
+def test_newcomer_starts_from_its_neighbours_mean_and_finetunes(network):
+    """Models 1 and 3 are received, 100 is not: 2; then one step of 0.05 towards y = 12."""
     net = path_of_three(network, FedAvg(finetune=1))
     net.state = type(net.state)(column(1, 3, 100), net.state.loss_C)
     cluster_CK, model_CKP = net.algorithm.share(net.state)
-    heard = Exchange(cluster_CK, model_CKP, torch.ones(3, 1), cluster_CK)
-    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], heard, np.arange(3))
+    shared = Exchange(cluster_CK, model_CKP, torch.ones(3, 1), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], shared, np.arange(3))
     newcomer = Block([3], 4, [column(1)], [column(12)], 1)
     state = net.algorithm.join(net.learner, newcomer, around, net.key.at(1))
     assert state.model_CP.item() == pytest.approx(2)

@@ -1,4 +1,6 @@
-"""FedEM's steps against a Gaussian mixture that numpy computes directly: 1/2 (c x - y)^2 is -log N(y; c x, 1), up to a constant.
+"""FedEM's steps against a Gaussian mixture that numpy computes directly.
+
+1/2 (c x - y)^2 is -log N(y; c x, 1), up to a constant.
 
 Shapes: C clients, S clusters, P = 1 slope, E examples.
 """
@@ -61,7 +63,7 @@ def expected_round(centers_CS, mixture_CS) -> tuple[NDArray[np.float64], NDArray
     return np.tile(trained_CS.mean(0), (2, 1)), pi_CS
 
 
-def test_two_rounds_are_those_of_a_gaussian_mixture(network):
+def test_fedem_rounds_equal_em_of_a_gaussian_mixture(network):
     net = start(network, X, Y, CENTERS, MIXTURE)
     centers_CS, mixture_CS = CENTERS, MIXTURE
     for t in (1, 2):
@@ -71,8 +73,8 @@ def test_two_rounds_are_those_of_a_gaussian_mixture(network):
         np.testing.assert_allclose(net.state.mixture_CS, mixture_CS, rtol=1e-12)
 
 
-def test_a_round_by_hand(network):
-    """One example x = 1, y = 0; centers 0 and c with c^2 / 2 = log 3, so that the first is three times as likely."""
+def test_fedem_round_equals_numbers_worked_by_hand(network):
+    """With x = 1, y = 0 and centers 0 and c, c^2 / 2 = log 3: the first is 3 times as likely."""
     c = np.sqrt(2 * np.log(3))
     net = start(
         network, [[1]], [[0]], np.array([[0, c]]), np.array([[0.5, 0.5]]), Graph.from_edges(1, [])
@@ -83,7 +85,7 @@ def test_a_round_by_hand(network):
     )  # a quarter of a step of 0.1
 
 
-def test_the_loss_is_the_mean_negative_log_likelihood_and_the_assignment_the_likeliest(network):
+def test_loss_is_the_mean_negative_log_likelihood(network):
     net = start(network, X, Y, CENTERS, MIXTURE)
     for i in range(2):
         error_SE = CENTERS[i][:, None] * X[i] - Y[i]
@@ -93,13 +95,13 @@ def test_the_loss_is_the_mean_negative_log_likelihood_and_the_assignment_the_lik
     assert net.state.assignment_CE[1, 2] == -1
 
 
-def test_the_posterior_of_every_example_sums_to_one_and_is_nothing_where_there_is_none(network):
+def test_posterior_sums_to_one_and_is_zero_beyond_the_examples(network):
     net = start(network, X, Y, CENTERS, MIXTURE)
     total_CE = posterior(net.state.mixture_CS, net.state.losses_CSE, net.data).sum(1)
     torch.testing.assert_close(total_CE, net.data.present_CE.double())
 
 
-def test_a_center_that_no_example_can_come_from_gets_no_share(network):
+def test_center_that_explains_no_example_gets_no_share(network):
     net = start(network, X, Y, np.array([[1e200, 1], [np.nan, 1]]), MIXTURE)
     q_CSE = posterior(net.state.mixture_CS, net.state.losses_CSE, net.data)
     assert q_CSE[:, 0].sum() == 0
@@ -113,7 +115,7 @@ def test_a_center_that_no_example_can_come_from_gets_no_share(network):
     )
 
 
-def test_where_no_center_explains_anything_all_are_alike_and_the_loss_is_infinite(network):
+def test_centers_that_explain_nothing_share_equally_at_an_infinite_loss(network):
     net = start(network, X, Y, np.array([[1e200, np.nan], [np.nan, np.nan]]), MIXTURE)
     assert (
         posterior(net.state.mixture_CS, net.state.losses_CSE, net.data)[0].tolist()
@@ -122,7 +124,7 @@ def test_where_no_center_explains_anything_all_are_alike_and_the_loss_is_infinit
     assert net.state.loss_C.tolist() == [torch.inf, torch.inf]
 
 
-def test_a_regression_is_predicted_by_the_mean_over_the_mixture(network):
+def test_regression_is_predicted_by_the_mean_over_the_mixture(network):
     """0.3 * 2 - 0.7 * 1 = -0.1 and 0.9 * 0.5 + 0.1 * 1 = 0.55, times x."""
     net = start(network, X, Y, CENTERS, MIXTURE)
     first, second = net.algorithm.predict(net.learner, net.state, [column(1, 10), column(-2)])
@@ -131,22 +133,25 @@ def test_a_regression_is_predicted_by_the_mean_over_the_mixture(network):
 
 
 def test_classes_are_predicted_by_the_mixture_of_probabilities():
-    """Weights (log 3, 0) and (0, 0) at x = 1: probabilities 3/4, 1/4 and 1/2, 1/2; a fifth of the first is 0.55, 0.45."""
+    """Weights (log 3, 0) and (0, 0) at x = 1: probabilities 3/4, 1/4 and 1/2, 1/2.
+
+    A fifth of the first is 0.55, 0.45.
+    """
     learner = Learner(lambda: nn.Linear(1, 2, bias=False), loss=cross_entropy, dtype=torch.float64)
     centers_SP = torch.tensor([[np.log(3), 0], [0, 0]])
     output = blended(learner, centers_SP, torch.tensor([0.2, 0.8]), column(1))
     assert output.exp().flatten().tolist() == pytest.approx([0.55, 0.45])
 
 
-def test_a_newcomer_keeps_the_centers_that_it_hears_and_fits_its_mixture_to_them(network):
+def test_newcomer_keeps_the_received_centers_and_fits_its_mixture(network):
     net = start(network, X, Y, np.tile([2.0, -1.0], (2, 1)), MIXTURE)
     x, y = np.array([1.0, 1.0, 2.0, -1.0]), np.array([2.1, 1.8, 3.9, 1.1])
     newcomer = Block([2], 3, [column(*x)], [column(*y)], 4)
     cluster_CK, model_CKP = net.algorithm.share(net.state)
-    heard = Exchange(cluster_CK, model_CKP, torch.ones(2, 2), cluster_CK)
+    shared = Exchange(cluster_CK, model_CKP, torch.ones(2, 2), cluster_CK)
     graph = Graph.from_edges(3, [(0, 1), (1, 2), (0, 2)])
     state = net.algorithm.join(
-        net.learner, newcomer, Neighbourhood.of(graph, [2], heard, np.arange(2)), net.key.at(5)
+        net.learner, newcomer, Neighbourhood.of(graph, [2], shared, np.arange(2)), net.key.at(5)
     )
     pi_S = np.array([0.5, 0.5])
     for _ in range(NEWCOMER_STEPS):

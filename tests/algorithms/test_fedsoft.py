@@ -1,4 +1,4 @@
-"""FedSoft, by hand: x = 1 everywhere, so that a model is a number w with loss 1/2 (w - y)^2 and a step of 0.1.
+"""FedSoft by hand, with x = 1: a model is a number w with loss 1/2 (w - y)^2 and steps of 0.1.
 
 Shapes: C clients, N clients of the network, S clusters, P = 1, E examples.
 """
@@ -53,7 +53,7 @@ def start(
 # ---- u
 
 
-def test_shares_count_the_examples_with_the_least_loss_and_zero_becomes_sigma(network):
+def test_shares_count_examples_by_least_loss_and_replace_zero_by_sigma(network):
     """Centers 0 and 10: y = 1, 2, 3 are nearer to the first; a tie goes to the lowest label."""
     net = start(network, FedSoft(sigma=1e-3), [[1, 2, 3, 9], [5, 1]], complete(2), centers=[0, 10])
     state = net.algorithm.estimate(net.learner, net.state, net.data)
@@ -68,7 +68,7 @@ def test_sigma_is_a_ten_thousandth_by_default(network):
     ]
 
 
-def test_a_center_that_is_not_a_number_has_no_example(network):
+def test_center_that_is_not_a_number_has_no_example(network):
     net = start(network, FedSoft(), [[1, 9]], ALONE, centers=[torch.nan, 10])
     assert net.algorithm.estimate(net.learner, net.state, net.data).mixture_CS.tolist() == [
         [1e-4, 1.0]
@@ -78,9 +78,7 @@ def test_a_center_that_is_not_a_number_has_no_example(network):
 @pytest.mark.parametrize(
     ("estimate_every", "rounds"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (3, [1, 4])]
 )
-def test_u_is_estimated_in_the_first_round_and_every_so_many_after_it(
-    network, estimate_every, rounds
-):
+def test_u_is_estimated_in_round_1_and_every_estimate_every_rounds(network, estimate_every, rounds):
     net = start(network, FedSoft(estimate_every=estimate_every), [[1, 9]], ALONE, centers=[0, 10])
     told = torch.tensor([[0.9, 0.1]], dtype=torch.float64)
     estimated = []
@@ -94,23 +92,23 @@ def test_u_is_estimated_in_the_first_round_and_every_so_many_after_it(
 # ---- w
 
 
-def test_the_proximal_term_pulls_to_the_centers_and_not_to_the_model_itself(network):
-    """From w = 4 with y = 10: slope (4 - 10) + 2 (0.25 (4 - 0) + 0.75 (4 - 8)) = -10, so that w becomes 5."""
+def test_proximal_term_pulls_to_the_centers(network):
+    """From w = 4 with y = 10: slope (4 - 10) + 2 (0.25 (4 - 0) + 0.75 (4 - 8)) = -10; w = 5."""
     net = start(network, FedSoft(lambda_=2), [[10]], ALONE, w=4, centers=[0, 8], u=[[0.25, 0.75]])
     assert net.run(2, first=2).state.model_CP.item() == pytest.approx(5)
     assert net.state.loss_C.item() == pytest.approx(25 / 2)
 
 
-def test_shares_with_sigma_in_them_pull_more_than_lambda(network):
-    """u = (1, 0.5) sums to 1.5: slope (4 - 10) + 2 (1 (4 - 0) + 0.5 (4 - 8)) = -2, so that w becomes 4.2."""
+def test_shares_with_sigma_pull_more_than_lambda(network):
+    """u = (1, 0.5) sums to 1.5: slope (4 - 10) + 2 (1 (4 - 0) + 0.5 (4 - 8)) = -2; w = 4.2."""
     net = start(
         network, FedSoft(lambda_=2, sigma=0.5), [[10]], ALONE, w=4, centers=[0, 8], u=[[1, 0.5]]
     )
     assert net.run(2, first=2).state.model_CP.item() == pytest.approx(4.2)
 
 
-def test_the_personal_model_goes_on_from_where_it_was(network):
-    """lambda = 0: two plain steps take 0.19 off the distance to y, whatever the centers are."""
+def test_personal_model_continues_from_its_last_value(network):
+    """lambda = 0: two plain steps take 0.19 off the distance to y, for any centers."""
     net = start(network, FedSoft(lambda_=0), [[10]], ALONE, centers=[-99, 99]).run(2)
     assert net.state.model_CP.item() == pytest.approx(1.9)
     assert net.algorithm.predict(net.learner, net.state, [column(3)])[0].item() == pytest.approx(
@@ -137,8 +135,11 @@ def test_votes_fall_with_probability_u(network):
     ).all()
 
 
-def test_a_center_becomes_the_mean_of_its_votes_and_is_kept_where_there_is_none(network):
-    """Path 0 - 1 - 2. w = 1, 2, 4 after a step from 0; clients 0 and 1 vote for cluster 0, client 2 for cluster 1, none for 2."""
+def test_center_becomes_the_mean_of_its_votes_or_is_kept(network):
+    """Path 0 - 1 - 2. w = 1, 2, 4 after a step from 0.
+
+    Clients 0 and 1 vote for cluster 0, client 2 for cluster 1, none for 2.
+    """
     certain = [[1, 0, 0], [1, 0, 0], [0, 1, 0]]
     path = Graph.from_edges(3, [(0, 1), (1, 2)])
     net = start(
@@ -172,7 +173,7 @@ def on_a_star(
     )
 
 
-def test_a_server_that_picks_everybody_averages_all_models_by_examples_for_every_center(network):
+def test_server_that_picks_all_clients_averages_their_models_by_examples(network):
     """w = 1 with one example, 2 with three: (1 + 3 * 2) / 4."""
     net = on_a_star(network, 2, [[10], [20, 20, 20]], [[0.9, 0.1], [0.2, 0.8]]).run(2, first=2)
     np.testing.assert_allclose(net.state.centers_CSP[:, :, 0], np.full((2, 2), 7 / 4))
@@ -180,7 +181,7 @@ def test_a_server_that_picks_everybody_averages_all_models_by_examples_for_every
 
 
 def answered(net, asked, offers: Exchange, silent: int | None = None):
-    """The answer to everybody, with or without one that says nothing."""
+    """The answer to all clients, with or without a silent one."""
     speakers = np.array([i for i in range(len(net.data)) if i != silent])
     spoken = Exchange(
         *(
@@ -201,8 +202,11 @@ def picks(net, t: int, silent: int | None = None) -> Tensor:
     return vote_CS >= 0
 
 
-def test_the_server_picks_by_share_times_examples(network):
-    """n = 1, 3, 6 and u_i0 = 0.5, 0.5, 0.25: chances 0.5, 1.5, 1.5 of 3.5; u_i1 = 0.5, 0.5, 0.75: 0.5, 1.5, 4.5 of 6.5."""
+def test_server_picks_by_share_times_examples(network):
+    """n = 1, 3, 6 and u_i0 = 0.5, 0.5, 0.25: chances 0.5, 1.5, 1.5 of 3.5.
+
+    u_i1 = 0.5, 0.5, 0.75: 0.5, 1.5, 4.5 of 6.5.
+    """
     net = on_a_star(network, 1, [[1], [1] * 3, [1] * 6], [[0.5, 0.5], [0.5, 0.5], [0.25, 0.75]])
     draws = 1500
     share_CS = sum(picks(net, t).double().numpy() for t in range(draws)) / draws
@@ -211,7 +215,7 @@ def test_the_server_picks_by_share_times_examples(network):
 
 
 @pytest.mark.parametrize(("select", "picked"), [(1, 1), (4, 4), (99, 5), (None, 2)])
-def test_the_server_picks_so_many_for_every_cluster_and_half_by_default(network, select, picked):
+def test_server_picks_select_clients_per_cluster_and_half_by_default(network, select, picked):
     net = on_a_star(network, select, [[1]] * 5, [[0.5, 0.5, 1e-4]] * 5, clusters=3)
     for t in range(20):
         assert picks(net, t).sum(0).tolist() == [picked] * 3
@@ -219,7 +223,7 @@ def test_the_server_picks_so_many_for_every_cluster_and_half_by_default(network,
 
 @pytest.mark.parametrize("silent", [0, 2, 4])
 @pytest.mark.parametrize("select", [4, 5])
-def test_the_server_picks_among_those_that_speak(network, silent, select):
+def test_server_picks_among_the_clients_that_answered(network, silent, select):
     net = on_a_star(network, select, [[1]] * 5, [[0.5, 0.5]] * 5)
     for t in range(5):
         assert picks(net, t, silent).all(1).nonzero().flatten().tolist() == [
@@ -230,12 +234,15 @@ def test_the_server_picks_among_those_that_speak(network, silent, select):
 # ---- a newcomer
 
 
-def test_a_newcomer_estimates_its_shares_and_starts_from_its_own_mean_of_the_centers(network):
-    """Received: centers 0 and 8. Three of four y are nearer to 8, so w starts at 6; slope (6 - 7) + 2 * 0, so w becomes 6.1."""
+def test_newcomer_estimates_its_shares_and_starts_from_its_weighted_center(network):
+    """Received: centers 0 and 8. Three of four y are nearer to 8, so w starts at 6.
+
+    The slope is (6 - 7) + 2 * 0, so w becomes 6.1.
+    """
     net = start(network, FedSoft(lambda_=2), [[1], [9]], complete(2), centers=[0, 8])
     cluster_CK, model_CKP = net.algorithm.share(net.state)
-    heard = Exchange(cluster_CK, model_CKP, torch.ones(2, 2), cluster_CK)
-    around = Neighbourhood.of(Graph.from_edges(3, [(2, 0), (2, 1)]), [2], heard, np.arange(2))
+    shared = Exchange(cluster_CK, model_CKP, torch.ones(2, 2), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(3, [(2, 0), (2, 1)]), [2], shared, np.arange(2))
     newcomer = Block([2], 3, [column(1, 1, 1, 1)], [column(0, 9, 9, 10)], 4)
     state = net.algorithm.join(net.learner, newcomer, around, net.key.at(3))
     assert state.centers_CSP.flatten().tolist() == [0, 8]

@@ -1,6 +1,6 @@
-"""FedSPD step by step: selection, training, assignment, mixture and final phase, with numbers to check by hand.
+"""FedSPD step by step, with numbers to check by hand.
 
-Shapes: C clients, S clusters, P numbers in a model, E examples.
+Shapes: C clients, S clusters, P parameters of a model, E examples.
 """
 
 from dataclasses import replace
@@ -36,8 +36,11 @@ def with_mixture(net, *rows: list[float]) -> None:
 # ---- the beginning
 
 
-def test_the_first_assignment_is_independent_of_the_data(network, ring):
-    """Same counts, other examples in another order: the same assignment. It can carry nothing about the truth."""
+def test_first_assignment_does_not_depend_on_the_data(network, ring):
+    """Same counts, other examples in another order: the same assignment.
+
+    It can carry nothing about the truth.
+    """
     x, y = random_examples([30] * 6)
     shuffled = [own.flip(0) + 1 for own in x], [own.flip(0) - 1 for own in y]
     one, other = (
@@ -47,7 +50,7 @@ def test_the_first_assignment_is_independent_of_the_data(network, ring):
     assert torch.equal(one.state.assignment_CE, other.state.assignment_CE)
 
 
-def test_the_first_assignment_is_uniform_and_the_mixture_counts_it(network):
+def test_first_assignment_is_uniform_and_the_mixture_counts_it(network):
     net = network(FedSPD(clusters=3), *random_examples([9000, 4]), Graph.from_edges(2, []))
     share_S = np.bincount(net.state.assignment_CE[0], minlength=3) / 9000
     np.testing.assert_allclose(share_S, 1 / 3, atol=5 * np.sqrt(2 / 9 / 9000))
@@ -55,7 +58,7 @@ def test_the_first_assignment_is_uniform_and_the_mixture_counts_it(network):
     assert (net.state.assignment_CE[1, 4:] == -1).all()
 
 
-def test_initial_models(network, ring):
+def test_init_decides_which_clients_share_first_models(network, ring):
     x, y = random_examples([5] * 6)
     first = {
         init: network(FedSPD(clusters=2, init=init), x, y, ring).state.centers_CSP
@@ -70,7 +73,7 @@ def test_initial_models(network, ring):
 
 
 @pytest.mark.parametrize("init", ["cluster", "same", "own"])
-def test_a_client_begins_alike_in_any_block(network, ring, init):
+def test_begin_does_not_depend_on_the_block(network, ring, init):
     net = network(FedSPD(clusters=2, init=init), *random_examples([5, 6, 7, 8, 9, 10]), ring)
     part = Block([3, 4], 6, net.data.x[3:5], net.data.y[3:5], net.data.width)
     state = net.algorithm.begin(net.learner, part, net.key)
@@ -81,7 +84,7 @@ def test_a_client_begins_alike_in_any_block(network, ring, init):
 # ---- step 1: which cluster, and what it is trained on
 
 
-def test_mixture_selects_with_probability_u(network):
+def test_mixture_selection_draws_with_probability_u(network):
     net = network(FedSPD(clusters=3), *random_examples([5, 5]), Graph.from_edges(2, []))
     with_mixture(net, [0.2, 0.0, 0.8], [0.5, 0.3, 0.2])
     draws, u_CS = 2000, net.state.mixture_CS.numpy()
@@ -92,7 +95,9 @@ def test_mixture_selects_with_probability_u(network):
 @pytest.mark.parametrize(
     ("clients", "clusters", "counts"), [(10, 3, [3, 3, 4]), (8, 2, [4, 4]), (3, 4, [0, 1, 1, 1])]
 )
-def test_uniform_splits_the_network_evenly_and_anew_every_round(network, clients, clusters, counts):
+def test_uniform_selection_splits_the_network_evenly_in_every_round(
+    network, clients, clusters, counts
+):
     net = network(
         FedSPD(clusters=clusters, selection="uniform"),
         *random_examples([40] * clients),
@@ -104,7 +109,7 @@ def test_uniform_splits_the_network_evenly_and_anew_every_round(network, clients
 
 
 @pytest.mark.parametrize("selection", ["mixture", "uniform"])
-def test_the_choice_is_the_same_in_any_block(network, ring, selection):
+def test_choice_does_not_depend_on_the_block(network, ring, selection):
     net = network(FedSPD(clusters=2, selection=selection), *random_examples([20] * 6), ring)
     for t in range(1, 10):
         for i in range(6):
@@ -116,7 +121,7 @@ def test_the_choice_is_the_same_in_any_block(network, ring, selection):
 
 
 @pytest.mark.parametrize("selection", ["mixture", "uniform"])
-def test_a_cluster_with_fewer_than_two_examples_is_never_chosen(network, selection):
+def test_cluster_with_fewer_than_two_examples_is_never_chosen(network, selection):
     net = network(
         FedSPD(clusters=3, selection=selection),
         *random_examples([5, 5]),
@@ -130,7 +135,7 @@ def test_a_cluster_with_fewer_than_two_examples_is_never_chosen(network, selecti
     assert set(chosen_TC[:, 1].tolist()) == {2}
 
 
-def test_shares_by_hand():
+def test_shares_equal_numbers_worked_by_hand():
     """Too few to train on count as none, unless no cluster has enough."""
     assignment_CE = torch.tensor(
         [[0, 0, 0, 1, 1, -1], [0, 1, -1, -1, -1, -1], [1, -1, -1, -1, -1, -1]]
@@ -141,8 +146,11 @@ def test_shares_by_hand():
     )
 
 
-def test_training_sees_the_examples_of_the_chosen_cluster_alone(network):
-    """x = 1 always; y = 4 in cluster 0 and 8 in cluster 1; a step of 0.1 from 0 gives 0.4 or 0.8."""
+def test_training_uses_the_examples_of_the_chosen_cluster_alone(network):
+    """x = 1 always; y = 4 in cluster 0 and 8 in cluster 1.
+
+    A step of 0.1 from 0 gives 0.4 or 0.8.
+    """
     net = network(FedSPD(clusters=2), [column(1, 1, 1, 1)], [column(4, 4, 8, 8)], ALONE)
     assignment_CE = torch.tensor([[0, 0, 1, 1]])
     net.state = replace(
@@ -180,8 +188,11 @@ def ready(net) -> None:
     net.state = replace(net.state, trained_CS=torch.ones_like(net.state.trained_CS))
 
 
-def test_every_example_goes_to_the_center_that_explains_it_best(network):
-    """Centers 0 and 3 at x = 1: y = 1 is nearer to 0; y = 2 and 9 to 3; y = 1.5 is a tie, which the lower label gets."""
+def test_example_goes_to_the_center_with_the_least_loss(network):
+    """Centers 0 and 3 at x = 1: y = 1 is nearer to 0; y = 2 and 9 to 3.
+
+    y = 1.5 is a tie, which the lower label gets.
+    """
     net = network(
         FedSPD(clusters=2),
         [column(1, 1, 1, 1), column(1)],
@@ -196,7 +207,7 @@ def test_every_example_goes_to_the_center_that_explains_it_best(network):
     assert state.loss_C.tolist() == [(1 + 1 + 36 + 2.25) / 2 / 4, 0.0]
 
 
-def test_examples_stay_until_the_client_has_trained_every_cluster_that_it_can_choose(network):
+def test_examples_stay_until_every_selectable_cluster_is_trained(network):
     net = network(FedSPD(clusters=2), [column(1, 1, 1, 1)], [column(0, 3, 3, 3)], ALONE)
     centers_CSP, trained_CS = (
         torch.tensor([[[0.0], [3.0]]], dtype=torch.float64),
@@ -212,8 +223,8 @@ def test_examples_stay_until_the_client_has_trained_every_cluster_that_it_can_ch
     assert cluster_examples(net.learner, trained, net.data).assignment_CE.tolist() == [[0, 1, 1, 1]]
 
 
-def test_a_cluster_that_a_client_cannot_choose_does_not_hold_up_its_assignment(network):
-    """Three examples cannot give two to each of three clusters, so one may never be trained here."""
+def test_cluster_without_a_share_does_not_delay_the_assignment(network):
+    """Three examples cannot give two to each of three clusters, so one may stay untrained."""
     net = network(FedSPD(clusters=3), [column(1, 1, 1)], [column(0, 3, 3)], ALONE)
     centers_CSP = torch.tensor([[[0.0], [3.0], [99.0]]], dtype=torch.float64)
     assignment_CE = torch.tensor([[0, 0, 1]])
@@ -225,7 +236,7 @@ def test_a_cluster_that_a_client_cannot_choose_does_not_hold_up_its_assignment(n
     assert cluster_examples(net.learner, state, net.data).assignment_CE.tolist() == [[0, 1, 1]]
 
 
-def test_a_center_that_is_not_a_number_is_never_chosen(network):
+def test_center_that_is_not_a_number_gets_no_example(network):
     net = network(FedSPD(clusters=2), *random_examples([20] * 2), Graph.from_edges(2, [(0, 1)]))
     net.run(6)
     ready(net)
@@ -240,7 +251,7 @@ def test_a_center_that_is_not_a_number_is_never_chosen(network):
     assert net.state.personal_CP.isfinite().all()
 
 
-def test_an_infinite_loss_is_recorded_as_infinite(network):
+def test_infinite_loss_is_recorded_as_infinite(network):
     net = network(FedSPD(clusters=1), [column(1, 0)], [column(0, 0)], ALONE)
     state = replace(
         net.state, centers_CSP=torch.tensor([[[1e200]]], dtype=torch.float64)
@@ -252,7 +263,10 @@ def test_an_infinite_loss_is_recorded_as_infinite(network):
 
 
 def finished(network, **options) -> State:
-    """One client, x = 1 and y = 0, so that a step of rate r multiplies the model by 1 - r. Blend: 0.25 * 4 + 0.75 * 8 = 7."""
+    """One client, x = 1 and y = 0, so that a step of rate r multiplies the model by 1 - r.
+
+    Blend: 0.25 * 4 + 0.75 * 8 = 7.
+    """
     net = network(FedSPD(clusters=2, **options), [column(1, 1, 1, 1)], [column(0, 0, 0, 0)], ALONE)
     with_mixture(net, [0.25, 0.75])
     net.state = replace(net.state, centers_CSP=torch.tensor([[[4.0], [8.0]]], dtype=torch.float64))
@@ -265,11 +279,11 @@ def finished(network, **options) -> State:
     return net.state
 
 
-def test_no_final_epoch_leaves_exactly_the_blend(network):
+def test_final_phase_without_epochs_is_exactly_the_blend(network):
     assert finished(network, final_epochs=0).personal_CP.tolist() == [[7.0]]
 
 
-def test_the_final_phase_starts_at_half_the_rate_and_decays_every_three_epochs(network):
+def test_final_phase_starts_at_half_the_rate_and_decays_every_three_epochs(network):
     """lr = 0.1: rates 0.05 three times, 0.04 three times, 0.032 three times, 0.0256 once."""
     after = 7 * 0.95**3 * 0.96**3 * 0.968**3 * 0.9744
     assert finished(network).personal_CP.item() == pytest.approx(after, rel=1e-14)
@@ -278,8 +292,11 @@ def test_the_final_phase_starts_at_half_the_rate_and_decays_every_three_epochs(n
     ).personal_CP.item() == pytest.approx(7 * 0.9**3 * 0.95)
 
 
-def test_the_final_phase_trains_on_all_examples(network):
-    """y = 0 in cluster 0, y = 2 in cluster 1; from the blend 1, the mean of all examples, nothing moves."""
+def test_final_phase_trains_on_all_examples(network):
+    """y = 0 in cluster 0, y = 2 in cluster 1.
+
+    From the blend 1, the mean of all examples, nothing moves.
+    """
     net = network(FedSPD(clusters=2), [column(1, 1, 1, 1)], [column(0, 0, 2, 2)], ALONE)
     assignment_CE = torch.tensor([[0, 0, 1, 1]])
     centers_CSP = torch.tensor([[[0.0], [2.0]]], dtype=torch.float64)
@@ -298,8 +315,11 @@ def test_the_final_phase_trains_on_all_examples(network):
 # ---- a newcomer
 
 
-def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_finds_its_mixture(network):
-    """Centers (1, -3) and (3, -1) have the mean (2, -2); three of its four examples lie on y = 2x, so x_i = 0.75 * 2 - 0.25 * 2 = 1."""
+def test_newcomer_takes_the_mean_of_the_received_centers_and_finds_its_mixture(network):
+    """Centers (1, -3) and (3, -1) have the mean (2, -2).
+
+    Three of its four examples lie on y = 2x, so x_i = 0.75 * 2 - 0.25 * 2 = 1.
+    """
     net = network(
         FedSPD(clusters=2, final_epochs=0),
         [column(1, 1)] * 3,
@@ -308,8 +328,8 @@ def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_finds_its_mi
     )
     centers_CSP = torch.tensor([[1, -3], [3, -1], [50, 60]], dtype=torch.float64)[:, :, None]
     cluster_CK, model_CKP = net.algorithm.share(replace(net.state, centers_CSP=centers_CSP))
-    heard = Exchange(cluster_CK, model_CKP, torch.ones(3, 2), cluster_CK)
-    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], heard, np.arange(3))
+    shared = Exchange(cluster_CK, model_CKP, torch.ones(3, 2), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], shared, np.arange(3))
     newcomer = Block([3], 4, [column(1, 2, 1, -1)], [column(2, 4, -2, -2)], 4)
     state = net.algorithm.join(net.learner, newcomer, around, net.key.at(9))
     assert state.centers_CSP.flatten().tolist() == [2, -2]
@@ -340,9 +360,7 @@ def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_finds_its_mi
         },
     ],
 )
-def test_any_number_of_clusters_and_a_client_with_a_single_example(
-    network, ring, clusters, options
-):
+def test_any_number_of_clusters_works_with_a_single_example(network, ring, clusters, options):
     net = (
         network(FedSPD(clusters=clusters, **options), *random_examples([30, 1, 2, 7, 30, 3]), ring)
         .run(12)
@@ -355,7 +373,7 @@ def test_any_number_of_clusters_and_a_client_with_a_single_example(
     assert net.state.assignment_CE.max() < clusters
 
 
-def test_the_blend_of_a_client_is_the_same_in_any_block():
+def test_blend_does_not_depend_on_the_block():
     generator = Key(1).torch()
     u_CS, c_CSP = (
         torch.rand(shape, generator=generator, dtype=torch.float64)

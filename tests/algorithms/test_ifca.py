@@ -1,4 +1,4 @@
-"""IFCA, by hand: x = 1 everywhere, so that a center is a number c with loss 1/2 (c - y)^2 and a step of 0.1 (y - c).
+"""IFCA by hand, with x = 1: a center is a number c with loss 1/2 (c - y)^2 and steps of 0.1.
 
 Shapes: C clients, S clusters, P = 1, E examples.
 """
@@ -33,8 +33,11 @@ def start(network, y: list[list[float]], centers_S: list[float], graph: Graph = 
     return net
 
 
-def test_a_round_by_hand(network):
-    """Client 0 chooses the center 0, clients 1 and 2 choose 10; trained: 0.1, 9.9, 9.8. Client 2 hears nothing of the first."""
+def test_ifca_round_equals_numbers_worked_by_hand(network):
+    """Client 0 chooses the center 0, clients 1 and 2 choose 10; trained: 0.1, 9.9, 9.8.
+
+    Client 2 receives nothing of the first.
+    """
     net = start(network, [[1, 1], [9], [8]], [0, 10])
     assert net.state.mixture_CS.tolist() == [[1, 0], [0, 1], [0, 1]]
     offered = next(net.algorithm.round(net.learner, net.state, net.data, net.key.at(1)))
@@ -58,19 +61,19 @@ def test_a_round_by_hand(network):
         ([9], [9, torch.nan], 0),
     ],
 )
-def test_the_least_mean_loss_over_all_examples_decides(network, y, centers, chosen):
+def test_least_mean_loss_over_all_examples_decides(network, y, centers, chosen):
     state = start(network, [y], centers, Graph.from_edges(1, [])).state
     assert state.mixture_CS.argmax(1).item() == chosen
     assert state.assignment_CE.tolist() == [[chosen] * len(y)]
 
 
-def test_an_infinite_loss_is_recorded_as_infinite(network):
+def test_infinite_loss_is_recorded_as_infinite(network):
     assert start(network, [[1]], [1e300], Graph.from_edges(1, [])).state.loss_C.tolist() == [
         torch.inf
     ]
 
 
-def test_on_a_star_a_center_is_the_mean_over_all_that_chose_it_weighted_by_their_examples(network):
+def test_star_weights_the_clients_of_a_center_by_their_examples(network):
     """Trained: 0.1 with 2 examples, 9.9 with 1, 9.7 with 3."""
     everyone = Graph.from_edges(3, [(0, 1), (0, 2), (1, 2)], "examples", server=True)
     centers_CS = (
@@ -81,13 +84,13 @@ def test_on_a_star_a_center_is_the_mean_over_all_that_chose_it_weighted_by_their
     np.testing.assert_allclose(centers_CS, [[0.1, (9.9 + 3 * 9.7) / 4]] * 3)
 
 
-def test_a_client_predicts_with_the_center_of_its_choice(network):
+def test_client_predicts_with_its_chosen_center(network):
     net = start(network, [[1, 1], [9], [8]], [0.5, 10])
     outputs = net.algorithm.predict(net.learner, net.state, [column(1), column(2), column(3)])
     assert [output.item() for output in outputs] == [0.5, 20, 30]
 
 
-def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_chooses(network):
+def test_newcomer_takes_the_mean_of_the_received_centers_and_chooses(network):
     net = start(network, [[1], [9], [8]], [0, 10])
     net.state = choose(
         net.learner,
@@ -95,8 +98,8 @@ def test_a_newcomer_takes_the_mean_of_the_centers_that_it_hears_and_chooses(netw
         net.data,
     )
     cluster_CK, model_CKP = net.algorithm.share(net.state)
-    heard = Exchange(cluster_CK, model_CKP, torch.ones(3, 2), cluster_CK)
-    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], heard, np.arange(3))
+    shared = Exchange(cluster_CK, model_CKP, torch.ones(3, 2), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(4, [(3, 0), (3, 1)]), [3], shared, np.arange(3))
     state = net.algorithm.join(
         net.learner, Block([3], 4, [column(1)], [column(14)], 1), around, net.key.at(9)
     )

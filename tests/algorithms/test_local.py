@@ -1,4 +1,4 @@
-"""Training alone, by hand. Shapes: C clients, P numbers in a model."""
+"""Local-only training by hand. Shapes: C clients, P parameters of a model."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
-def test_rounds_by_hand_and_nothing_is_sent(network):
+def test_local_rounds_equal_numbers_worked_by_hand_and_send_nothing(network):
     """x = 1 and y = 10, 20; every step of 0.1 takes a tenth off the distance to y."""
     net = network(
         Local(),
@@ -36,16 +36,16 @@ def test_rounds_by_hand_and_nothing_is_sent(network):
     )
 
 
-def test_a_newcomer_trains_alone_for_as_many_rounds_as_the_others(network):
+def test_newcomer_trains_for_as_many_rounds_as_the_others(network):
     net = network(Local(), [column(1)], [column(10)], Graph.from_edges(2, [(0, 1)]))
     newcomer = Block([1], 2, [column(1)], [column(5)], 1)
     cluster_CK, model_CKP = net.algorithm.share(net.state)
-    heard = Exchange(cluster_CK, model_CKP, cluster_CK, cluster_CK)
+    shared = Exchange(cluster_CK, model_CKP, cluster_CK, cluster_CK)
     key = net.key.at(4)
     state = net.algorithm.join(
         net.learner,
         newcomer,
-        Neighbourhood.of(net.graph, [1], heard, torch.tensor([0]).numpy()),
+        Neighbourhood.of(net.graph, [1], shared, torch.tensor([0]).numpy()),
         key,
     )
     first = net.algorithm.begin(net.learner, newcomer, key).model_CP.item()

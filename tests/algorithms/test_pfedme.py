@@ -1,4 +1,7 @@
-"""pFedMe, by hand, and against the Moreau envelope of a quadratic. Shapes: C clients, P numbers in a model, E examples."""
+"""pFedMe, by hand, and against the Moreau envelope of a quadratic.
+
+Shapes: C clients, P parameters of a model, E examples.
+"""
 
 from dataclasses import replace
 
@@ -23,7 +26,7 @@ def column(*numbers: float) -> Tensor:
 
 
 def from_zero(network, algorithm: PFedMe, *y: float, training: TrainingOptions = PLAIN):
-    """x = 1 and one y for each client, all of whom hear each other and start at w = 0."""
+    """x = 1 and one y for each client, on a complete graph, all from w = 0."""
     net = network(
         algorithm,
         [column(1)] * len(y),
@@ -47,7 +50,7 @@ def from_zero(network, algorithm: PFedMe, *y: float, training: TrainingOptions =
         (1, 2, 1.74, 0.508),  # 1 - 0.1 ((1 - 10) + 2 (1 - 0.2)); w = 0.2 + 0.2 (1.74 - 0.2)
     ],
 )
-def test_a_round_by_hand(network, K, R, theta, w):
+def test_pfedme_round_equals_numbers_worked_by_hand(network, K, R, theta, w):
     state = from_zero(network, PFedMe(K=K, R=R, lambda_=2, personal_lr=0.1), 10).run(1).state
     assert state.personal_CP.item() == pytest.approx(theta)
     assert state.model_CP.item() == pytest.approx(w)
@@ -55,15 +58,21 @@ def test_a_round_by_hand(network, K, R, theta, w):
 
 
 def test_theta_starts_from_w_in_every_round(network):
-    """After round 1: theta = 1, w = 0.2. Then theta = 0.2 - 0.1 (0.2 - 10) = 1.18, wherever the last theta was."""
+    """After round 1: theta = 1, w = 0.2.
+
+    Then theta = 0.2 - 0.1 (0.2 - 10) = 1.18, wherever the last theta was.
+    """
     state = from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1), 10).run(2).state
     assert state.personal_CP.item() == pytest.approx(1.18)
     assert state.model_CP.item() == pytest.approx(0.2 + 0.2 * (1.18 - 0.2))
 
 
 @pytest.mark.parametrize(("beta", "w"), [(1, 0.4), (0.5, 0.2), (2, 0.8)])
-def test_w_goes_beta_of_the_way_to_the_mean_of_the_neighbourhood(network, beta, w):
-    """y = 10 and 30: theta = 1 and 3, w = 0.2 and 0.6, whose mean is 0.4; before the round it was 0."""
+def test_w_moves_by_beta_towards_the_neighbourhoods_mean(network, beta, w):
+    """y = 10 and 30: theta = 1 and 3, w = 0.2 and 0.6, whose mean is 0.4.
+
+    Before the round it was 0.
+    """
     state = (
         from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1, beta=beta), 10, 30)
         .run(1)
@@ -73,7 +82,7 @@ def test_w_goes_beta_of_the_way_to_the_mean_of_the_neighbourhood(network, beta, 
     assert state.personal_CP.flatten().tolist() == pytest.approx([1, 3])
 
 
-def test_momentum_is_for_the_other_methods(network):
+def test_theta_trains_without_momentum(network):
     algorithm = PFedMe(K=3, R=2, lambda_=2, personal_lr=0.1)
     plain, heavy = (
         from_zero(network, algorithm, 10, training=PLAIN.model_copy(update={"momentum": momentum}))
@@ -84,7 +93,7 @@ def test_momentum_is_for_the_other_methods(network):
     assert torch.equal(plain.personal_CP, heavy.personal_CP)
 
 
-def test_a_client_predicts_with_theta(network):
+def test_client_predicts_with_theta(network):
     net = from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1), 10, 30).run(1)
     assert [
         output.item()
@@ -128,7 +137,7 @@ def test_many_steps_reach_the_proximal_point_and_w_descends_the_envelope(network
 
 
 @pytest.mark.parametrize(("batch", "epochs"), [(10, 2), (25, 5), (1000, 5)])
-def test_by_default_a_round_takes_as_many_gradient_steps_as_that_of_fedavg(network, batch, epochs):
+def test_default_round_takes_as_many_gradient_steps_as_fedavg(network, batch, epochs):
     training = PLAIN.model_copy(update={"batch": batch, "epochs": epochs})
     x = torch.ones(100, 1, dtype=torch.float64)
     steps = [
@@ -138,7 +147,7 @@ def test_by_default_a_round_takes_as_many_gradient_steps_as_that_of_fedavg(netwo
     assert steps[0] == steps[1] == epochs * max(1, 100 // batch)
 
 
-def test_a_batch_is_drawn_without_repetition_and_is_the_same_in_any_block(network):
+def test_batch_is_drawn_without_repetition_and_not_by_block(network):
     counts = [7, 3, 20]
     x = [torch.ones(count, 1, dtype=torch.float64) for count in counts]
     net = network(
@@ -155,14 +164,23 @@ def test_a_batch_is_drawn_without_repetition_and_is_the_same_in_any_block(networ
 # ---- more than parameters
 
 
-def test_statistics_of_batchnorm_are_averaged_but_never_extrapolated(network):
-    """eta lambda = 7.5 and beta = 4 go beyond theta and the mean: right for a weight, but a variance would fall below 0."""
+def test_batchnorm_statistics_are_averaged_but_never_extrapolated(network):
+    """eta lambda = 7.5 and beta = 4 go beyond theta and the mean.
+
+    That is right for a weight, but a variance would fall below 0.
+    """
     x = [0.1 * torch.randn(12, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     y = [torch.arange(12) % 2] * 2
     net = network(
-        PFedMe(R=2, lambda_=15, beta=4), x, y, PAIR, training=TrainingOptions(lr=0.5, batch=12, epochs=1),
-        factory=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), loss=cross_entropy, dtype=torch.float32,
-    )  # fmt: skip
+        PFedMe(R=2, lambda_=15, beta=4),
+        x,
+        y,
+        PAIR,
+        training=TrainingOptions(lr=0.5, batch=12, epochs=1),
+        factory=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
+        loss=cross_entropy,
+        dtype=torch.float32,
+    )
     net.run(2)
     for model_P in (*net.state.model_CP, *net.state.personal_CP):
         variance = net.learner.export(model_P)["0.running_var"]
@@ -172,13 +190,13 @@ def test_statistics_of_batchnorm_are_averaged_but_never_extrapolated(network):
 # ---- a newcomer
 
 
-def test_a_newcomer_takes_the_mean_w_and_finds_its_own_theta(network):
+def test_newcomer_takes_the_mean_w_and_finds_its_theta(network):
     """w = (0.2 + 0.8) / 2 = 0.5; theta = 0.5 - 0.1 (0.5 - 10) = 1.45."""
     net = from_zero(network, PFedMe(K=1, R=1, lambda_=2, personal_lr=0.1), 10, 30)
     net.state = replace(net.state, model_CP=column(0.2, 0.8))
     cluster_CK, model_CKP = net.algorithm.share(net.state)
-    heard = Exchange(cluster_CK, model_CKP, torch.ones(2, 1), cluster_CK)
-    around = Neighbourhood.of(Graph.from_edges(3, [(2, 0), (2, 1)]), [2], heard, np.arange(2))
+    shared = Exchange(cluster_CK, model_CKP, torch.ones(2, 1), cluster_CK)
+    around = Neighbourhood.of(Graph.from_edges(3, [(2, 0), (2, 1)]), [2], shared, np.arange(2))
     state = net.algorithm.join(
         net.learner, Block([2], 3, [column(1)], [column(10)], 1), around, net.key.at(3)
     )

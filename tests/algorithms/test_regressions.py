@@ -1,6 +1,8 @@
-"""A mixture of linear regressions over a sparse graph: do clients that know only their neighbours find the clusters?
+"""A mixture of linear regressions over a sparse graph.
 
-Also if clients start with other labels than their neighbours. Shapes: N clients, S clusters, P = 2 slopes, E examples.
+Clients that know only their neighbours find the clusters, also if they start with other labels.
+
+Shapes: N clients, S clusters, P = 2 slopes, E examples.
 """
 
 from dataclasses import replace
@@ -22,7 +24,10 @@ SGD = TrainingOptions(lr=0.2, momentum=0, batch=E, epochs=2, decay=1)
 
 
 class Regressions:
-    """N clients, each with E examples y = slope . x + noise of all slopes, in shares of its own, on a graph of degree 3."""
+    """N clients on a graph of degree 3, each with E examples y = slope . x + noise.
+
+    Every client has its own shares of the slopes.
+    """
 
     def __init__(
         self, network, slope_SP: np.ndarray, rule: str = "uniform", seed: int = 0, **options
@@ -58,13 +63,13 @@ class Regressions:
         return CenterMoments.of(self.net.state.centers_CSP.numpy()).consensus_distance().max()
 
     def worst_error(self) -> float:
-        """Of any center of any client, as the network as a whole understands its labels."""
+        """Return the largest error of any center, under the labels of the network as a whole."""
         return np.abs(
             self.net.state.centers_CSP.numpy() - self.slope_SP[relabelling(self.table())]
         ).max()
 
     def start_near_the_truth(self) -> None:
-        """As if after some rounds: every client's centers lie 0.5 or so from the truth, and its examples follow them."""
+        """Put all centers about 0.5 from the truth, as after some rounds, and assign examples."""
         centers_NSP = torch.from_numpy(
             self.slope_SP + 0.5 * self.rng.normal(size=(N, self.clusters, 2))
         )
@@ -97,14 +102,14 @@ class Regressions:
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis"])
-def test_two_regressions_are_found_and_agreed_upon(network, rule):
+def test_clients_find_two_regressions_and_agree_on_them(network, rule):
     problem = Regressions(network, TWO, rule, init="own")
     start = problem.distance()
     problem.net.run(100)
     problem.assert_solved(start)
 
 
-def test_the_same_first_models_everywhere_part_and_meet_again(network):
+def test_equal_first_models_separate_and_agree(network):
     """With init = cluster all agree at first, so the distance to fall from is that of round 10."""
     problem = Regressions(network, TWO)
     assert problem.distance() == pytest.approx(0, abs=1e-15)
@@ -115,7 +120,7 @@ def test_the_same_first_models_everywhere_part_and_meet_again(network):
 
 
 @pytest.mark.parametrize("align_every", [5, 10])
-def test_half_of_the_clients_start_with_their_two_centers_switched(network, align_every):
+def test_alignment_restores_clients_that_start_with_switched_centers(network, align_every):
     problem = Regressions(network, TWO, align_every=align_every)
     problem.rename([np.array([1, 0]) if i % 2 else np.array([0, 1]) for i in range(N)])
     start = problem.distance()
@@ -124,7 +129,7 @@ def test_half_of_the_clients_start_with_their_two_centers_switched(network, alig
     problem.assert_all_follow_client_0()
 
 
-def test_three_clusters_under_random_names_end_under_those_of_client_0(network):
+def test_alignment_gives_three_clusters_the_labels_of_client_0(network):
     problem = Regressions(network, THREE, align_every=1)
     problem.start_near_the_truth()
     problem.rename([problem.rng.permutation(3) for _ in range(N)])

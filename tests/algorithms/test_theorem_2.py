@@ -1,6 +1,8 @@
-"""Theorem 2 as an identity: C^t = (W^{t-1} ... W^0) C^0 - sum_m eta (W^{t-1} ... W^m) G^m for every cluster.
+"""Theorem 2 as an identity, for every cluster.
 
-The losses are quadratic, so that a gradient is a line of arithmetic: mean of x (x . c - y) over the assigned examples.
+C^t = (W^{t-1} ... W^0) C^0 - sum_m eta (W^{t-1} ... W^m) G^m. The losses are quadratic, so a
+gradient is the mean of x (x . c - y) over the assigned examples.
+
 Shapes: N clients, S clusters, D dimensions.
 """
 
@@ -50,7 +52,7 @@ def closed_form(
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis", "examples"])
-def test_the_centers_after_t_rounds_equal_the_closed_form(network, rule):
+def test_centers_after_t_rounds_equal_the_closed_form(network, rule):
     net = network(
         FedSPD(clusters=S, init="own", align_every=0), *examples(), Graph.from_edges(N, EDGES, rule)
     )
@@ -71,7 +73,7 @@ def test_the_centers_after_t_rounds_equal_the_closed_form(network, rule):
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis"])
-def test_a_client_that_did_not_choose_a_cluster_keeps_its_center_to_the_bit(network, rule):
+def test_client_keeps_the_center_of_another_cluster_to_the_bit(network, rule):
     net = network(FedSPD(clusters=3, align_every=0), *examples(), Graph.from_edges(N, EDGES, rule))
     for t in range(1, 6):
         before, chosen = net.state.centers_CSP, net.chosen(t)
@@ -81,8 +83,11 @@ def test_a_client_that_did_not_choose_a_cluster_keeps_its_center_to_the_bit(netw
                 assert torch.equal(before[i, s], after[i, s]) == (s != chosen[i, 0])
 
 
-def test_metropolis_keeps_the_network_s_mean_when_nobody_trains(network):
-    """Lemma A.1 through the whole method: data that every center explains leave only the averaging."""
+def test_metropolis_keeps_the_networks_mean_without_training(network):
+    """Lemma A.1 through the whole method.
+
+    Data that every center explains leave only the averaging.
+    """
     x, _ = examples()
     y = [torch.zeros(len(own), 1, dtype=torch.float64) for own in x]
     nothing = [torch.zeros_like(own) for own in x]

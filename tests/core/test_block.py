@@ -5,7 +5,7 @@ import torch
 from fedspd.core.block import Block
 
 
-def test_counts_and_presence():
+def test_block_counts_examples_and_marks_the_present_ones():
     y = [torch.zeros(2), torch.zeros(0), torch.zeros(3)]
     block = Block([4, 5, 6], 10, [one[:, None] for one in y], y, width=4)
     assert len(block) == 3

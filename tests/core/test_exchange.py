@@ -1,6 +1,6 @@
-"""keyed_mean against a dense, obvious reference; by blocks; and what Lemma A.1 says of its matrix.
+"""Means against a dense, obvious reference, by blocks, and Lemma A.1 on the mixing matrix.
 
-Shapes: N clients, K models offered by each, M clusters wanted by each, P numbers in a model.
+Shapes: N clients, K models offered by each, M clusters wanted by each, P parameters of a model.
 """
 
 import itertools
@@ -29,7 +29,7 @@ def random_graph(rng: np.random.Generator, n: int, rule: str) -> Graph:
 
 
 def random_offers(rng: np.random.Generator, n: int, clusters: int, K: int, M: int) -> Exchange:
-    """Every client offers K different clusters and wants M, of which nobody may offer some."""
+    """Every client offers K different clusters and wants M, some of which may not be offered."""
     cluster_NK = np.stack([rng.permutation(clusters)[:K] for _ in range(n)])
     want_NM = rng.integers(0, clusters + 1, (n, M))
     weight_NK = rng.integers(1, 100, (n, K))
@@ -58,30 +58,31 @@ def everyone_offers(cluster_N: Any, model_NP: Any) -> Exchange:
 def dense_mean(
     graph: Graph, offers: Exchange, i: int, s: int, speaking: set[int]
 ) -> np.ndarray | None:
-    """Client i's mean of cluster s, one neighbour after the other. None: nobody offered it."""
-    heard: list[tuple[int, float, np.ndarray]] = []
+    """Client i's mean of cluster s, one neighbour after the other. None: not offered."""
+    received: list[tuple[int, float, np.ndarray]] = []
     for j in graph.closed(i).tolist():
         for k in range(offers.cluster_CK.shape[1]):
             if j in speaking and offers.cluster_CK[j, k] == s:
-                heard.append((j, float(offers.weight_CK[j, k]), offers.model_CKP[j, k].numpy()))
-    if not heard:
+                received.append((j, float(offers.weight_CK[j, k]), offers.model_CKP[j, k].numpy()))
+    if not received:
         return None
     if graph.rule == "uniform":
-        weight = [1.0 for _ in heard]
+        weight = [1.0 for _ in received]
     elif graph.rule == "examples":
-        weight = [examples for _, examples, _ in heard]
+        weight = [examples for _, examples, _ in received]
     else:
         weight = [
-            1 / (1 + max(graph.degree[i], graph.degree[j])) if j != i else 0.0 for j, _, _ in heard
+            1 / (1 + max(graph.degree[i], graph.degree[j])) if j != i else 0.0
+            for j, _, _ in received
         ]
         weight = [
-            1 - sum(weight) if j == i else w for (j, _, _), w in zip(heard, weight, strict=True)
+            1 - sum(weight) if j == i else w for (j, _, _), w in zip(received, weight, strict=True)
         ]
-    return sum(w * model for w, (_, _, model) in zip(weight, heard, strict=True)) / sum(weight)
+    return sum(w * model for w, (_, _, model) in zip(weight, received, strict=True)) / sum(weight)
 
 
 @given(seeds, st.integers(1, 12), st.integers(1, 4), st.integers(1, 3), rules)
-def test_equals_a_dense_loop_over_neighbours_and_models(seed, n, clusters, M, rule):
+def test_mean_equals_a_dense_loop_over_neighbours_and_models(seed, n, clusters, M, rule):
     rng = np.random.default_rng(seed)
     graph, offers = (
         random_graph(rng, n, rule),
@@ -98,8 +99,8 @@ def test_equals_a_dense_loop_over_neighbours_and_models(seed, n, clusters, M, ru
 
 
 @given(seeds, st.integers(2, 12), st.integers(1, 3), rules)
-def test_whoever_is_silent_is_left_out(seed, n, clusters, rule):
-    """Neighbours that are down, or the client itself, which may listen before it has anything to offer."""
+def test_mean_leaves_silent_clients_out(seed, n, clusters, rule):
+    """A neighbour may be down, and the client itself may have nothing to offer yet."""
     rng = np.random.default_rng(seed)
     graph, offers = random_graph(rng, n, rule), random_offers(rng, n, clusters, 1, 2)
     i = int(rng.integers(n))
@@ -120,7 +121,7 @@ def test_whoever_is_silent_is_left_out(seed, n, clusters, rule):
     rules,
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, dtype):
+def test_mean_has_the_same_bits_for_any_partition_into_blocks(seed, n, clusters, rule, dtype):
     rng = np.random.default_rng(seed)
     graph, offers = random_graph(rng, n, rule), random_offers(rng, n, clusters, 1, 2)
     offers = Exchange(
@@ -144,8 +145,8 @@ def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, 
     st.integers(1, 3),
     st.sampled_from(["uniform", "metropolis", "examples", "median", "trimmed", "clipped"]),
 )
-def test_a_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, clusters, rule):
-    """One mean per cluster serves all clients; whoever is silent is left out of it."""
+def test_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, clusters, rule):
+    """One mean per cluster serves all clients; silent ones are left out of it."""
     rng = np.random.default_rng(seed)
     listed = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i)], rule)
     offers = random_offers(rng, n, clusters, int(rng.integers(1, clusters + 1)), 2)
@@ -154,9 +155,9 @@ def test_a_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, c
         np.flatnonzero(rng.random(n) < 0.7),
     )
     for ids in (None, speaking):
-        heard = offers if ids is None else rows(offers, ids)
+        received = offers if ids is None else rows(offers, ids)
         first, second = (
-            Neighbourhood.of(graph, clients, heard, ids)
+            Neighbourhood.of(graph, clients, received, ids)
             for graph in (Graph.complete(n, rule), listed)
         )
         for found, expected in zip(
@@ -170,8 +171,8 @@ def test_a_complete_graph_gives_the_bits_of_one_that_lists_every_edge(seed, n, c
 
 
 @pytest.mark.parametrize("rule", ["uniform", "metropolis", "examples"])
-def test_a_client_alone_gets_the_bits_it_gets_in_a_block(rule):
-    """With 8, 16 or 24 links in many rows, where a sum in pairs would change its order with one more term."""
+def test_client_alone_gets_the_bits_that_it_gets_in_a_block(rule):
+    """Many rows have 8, 16 or 24 links, where one more term would reorder a pairwise sum."""
     n = 30
     for seed in range(10):
         rng = np.random.default_rng(seed)
@@ -188,19 +189,19 @@ def test_a_client_alone_gets_the_bits_it_gets_in_a_block(rule):
 
 
 @given(seeds, st.integers(1, 15), st.integers(1, 4), rules)
-def test_every_row_that_heard_something_sums_to_one(seed, n, clusters, rule):
+def test_mixing_matrix_rows_with_an_entry_sum_to_one(seed, n, clusters, rule):
     rng = np.random.default_rng(seed)
     offers = random_offers(rng, n, clusters, 1, 3)
     neighbourhood = Neighbourhood.of(random_graph(rng, n, rule), range(n), offers)
     matrix = mixing_matrix(neighbourhood, offers.want_CM).toarray()
-    heard = neighbourhood.mean(offers.want_CM).received_CM.flatten().numpy()
+    received = neighbourhood.mean(offers.want_CM).received_CM.flatten().numpy()
     assert (matrix >= -1e-15).all()
-    np.testing.assert_allclose(matrix.sum(1), heard.astype(float), atol=1e-14)
+    np.testing.assert_allclose(matrix.sum(1), received.astype(float), atol=1e-14)
 
 
 @given(seeds, st.integers(1, 15), st.integers(1, 3))
 def test_metropolis_is_doubly_stochastic_and_keeps_the_mean_of_every_cluster(seed, n, clusters):
-    """Lemma A.1, for the clients that chose the same cluster, whoever they are (one cluster: all of them)."""
+    """Lemma A.1 holds for any set of clients that chose the same cluster."""
     rng = np.random.default_rng(seed)
     offers = everyone_offers(rng.integers(0, clusters, n), rng.normal(size=(n, 4)))
     neighbourhood = Neighbourhood.of(random_graph(rng, n, "metropolis"), range(n), offers)
@@ -215,7 +216,7 @@ def test_metropolis_is_doubly_stochastic_and_keeps_the_mean_of_every_cluster(see
         )
 
 
-def test_uniform_weights_of_a_path_do_not_keep_the_mean():
+def test_uniform_weights_on_a_path_do_not_keep_the_mean():
     """Why `metropolis` exists: 0 - 1 - 2 with models 3, 0, 0 becomes 3/2, 1, 0."""
     graph = Graph.from_edges(3, [(0, 1), (1, 2)])
     offers = everyone_offers([0, 0, 0], torch.tensor([[3.0], [0.0], [0.0]], dtype=torch.float64))
@@ -223,7 +224,7 @@ def test_uniform_weights_of_a_path_do_not_keep_the_mean():
     torch.testing.assert_close(mean.flatten(), torch.tensor([1.5, 1.0, 0.0], dtype=torch.float64))
 
 
-def test_examples_weigh_by_what_is_behind_a_model():
+def test_examples_rule_weighs_by_the_examples_behind_a_model():
     """Client 0 has 1 example behind 4.0, client 1 has 3 behind 8.0: (4 + 24) / 4 = 7."""
     graph = Graph.from_edges(2, [(0, 1)], "examples")
     zero = torch.zeros(2, 1, dtype=torch.long)
@@ -234,7 +235,7 @@ def test_examples_weigh_by_what_is_behind_a_model():
     ]
 
 
-def test_models_with_no_example_behind_them_weigh_alike():
+def test_examples_rule_weighs_models_without_examples_equally():
     graph = Graph.from_edges(2, [(0, 1)], "examples")
     zero = torch.zeros(2, 1, dtype=torch.long)
     offers = Exchange(zero, torch.tensor([[[4.0]], [[8.0]]]), zero, zero)
@@ -244,7 +245,7 @@ def test_models_with_no_example_behind_them_weigh_alike():
     ]
 
 
-def test_a_wanted_cluster_that_nobody_offered_is_not_heard():
+def test_mean_marks_a_cluster_that_no_one_offered_as_not_received():
     offers = everyone_offers([0, 1], torch.ones(2, 1))
     mean = Neighbourhood.of(Graph.from_edges(2, []), range(2), offers).mean(
         torch.tensor([[0, 1], [0, 1]])
@@ -253,7 +254,7 @@ def test_a_wanted_cluster_that_nobody_offered_is_not_heard():
     assert mean.model_CMP.flatten().tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
-def test_heard_yields_the_models_of_others_with_their_notes():
+def test_received_yields_the_models_of_others_with_their_notes():
     graph = Graph.from_edges(3, [(0, 1), (1, 2)])
     offers = Exchange(
         torch.tensor([[0], [1], [0]]),
@@ -262,15 +263,18 @@ def test_heard_yields_the_models_of_others_with_their_notes():
         torch.zeros(3, 1),
         torch.tensor([5, 6, 7]),
     )
-    heard = [
+    received = [
         (other.client, other.note, other.cluster, other.model_P.item())
         for other in Neighbourhood.of(graph, [1], offers).received(0)
     ]
-    assert heard == [(0, 5, 0, 0.0), (2, 7, 0, 2.0)]
+    assert received == [(0, 5, 0, 0.0), (2, 7, 0, 2.0)]
 
 
-def test_what_a_client_does_not_want_or_nobody_gave_is_not_heard():
-    """Client 2 takes part in the exchange without a model: it announced one, but nothing came of it."""
+def test_received_omits_unwanted_and_missing_models():
+    """Client 2 takes part in the exchange without a model.
+
+    It announced one, but nothing came of it.
+    """
     graph = Graph.from_edges(3, [(0, 1), (0, 2)])
     offers = everyone_offers([0, 1, NO_CLUSTER], torch.ones(3, 1))
     assert list(Neighbourhood.of(graph, [0], offers).received(0)) == []
@@ -281,7 +285,7 @@ def test_what_a_client_does_not_want_or_nobody_gave_is_not_heard():
     ] == [(1, 1)]
 
 
-def test_a_newcomer_hears_whatever_there_is():
+def test_newcomer_receives_every_cluster():
     graph = Graph.from_edges(3, [(0, 2), (1, 2)])
     offers = everyone_offers([0, 1], torch.ones(2, 1))
     assert [

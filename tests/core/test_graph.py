@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedspd.core.graph import Graph
 
 
-def test_a_path_of_three():
+def test_path_of_three_has_the_neighbours_known_by_hand():
     graph = Graph.from_edges(3, [(0, 1), (1, 2)])
     assert graph.clients == 3
     assert [graph.closed(i).tolist() for i in range(3)] == [[0, 1], [0, 1, 2], [1, 2]]
@@ -18,7 +18,7 @@ def test_a_path_of_three():
     assert (graph.rule, graph.server) == ("uniform", False)
 
 
-def test_direction_order_repeats_and_loops_of_the_edges_do_not_matter():
+def test_from_edges_ignores_direction_order_repeats_and_loops():
     graph = Graph.from_edges(4, [(3, 0), (0, 3), (2, 2), (1, 0), (0, 3)])
     assert graph.edges().tolist() == [[0, 1], [0, 3]]
     assert graph.closed(0).tolist() == [0, 1, 3]
@@ -26,7 +26,7 @@ def test_direction_order_repeats_and_loops_of_the_edges_do_not_matter():
 
 
 @given(st.integers(1, 12), st.sampled_from(["uniform", "metropolis"]))
-def test_a_complete_graph_is_the_one_with_all_edges(n, rule):
+def test_complete_graph_equals_the_one_with_all_edges(n, rule):
     """Though it holds no list of them."""
     complete = Graph.complete(n, rule)
     listed = Graph.from_edges(n, [(i, j) for i in range(n) for j in range(i)], rule)
@@ -42,13 +42,13 @@ def test_a_complete_graph_is_the_one_with_all_edges(n, rule):
 
 
 @pytest.mark.parametrize("graph", [Graph.from_edges(4, [(0, 1), (1, 3)]), Graph.complete(4)])
-def test_pairs_are_the_closed_neighbourhoods_of_the_clients_that_are_asked_for(graph):
-    receiver_H, heard_H = graph.pairs([3, 1])
+def test_pairs_are_the_closed_neighbourhoods_of_the_given_clients(graph):
+    receiver_H, sender_H = graph.pairs([3, 1])
     expected = [(0, j) for j in graph.closed(3)] + [(1, j) for j in graph.closed(1)]
-    assert list(zip(receiver_H.tolist(), heard_H.tolist(), strict=True)) == expected
+    assert list(zip(receiver_H.tolist(), sender_H.tolist(), strict=True)) == expected
 
 
-def test_clients_without_an_edge_hear_themselves():
+def test_client_without_an_edge_receives_from_itself():
     graph = Graph.from_edges(2, [])
     assert [graph.closed(i).tolist() for i in range(2)] == [[0], [1]]
     assert graph.degree.tolist() == [0, 0]

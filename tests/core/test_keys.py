@@ -14,17 +14,17 @@ keys = st.builds(Key, st.integers(0, 9), st.integers(0, 9), names)
 
 
 @given(keys, keys)
-def test_two_keys_draw_alike_only_if_they_have_the_same_name(one, other):
+def test_keys_draw_the_same_only_under_the_same_name(one, other):
     assert (one.number() == other.number()) == (one == other)
     assert 0 <= one.number() < 2**63
 
 
-def test_a_key_is_the_same_tomorrow():
+def test_key_gives_the_number_known_from_before():
     """A change here would change every result that anybody recorded."""
     assert Key(1, 2, (3, "train")).number() == 8092944203448518147
 
 
-def test_names_are_a_path_and_rounds_are_part_of_it():
+def test_key_depends_on_its_path_of_names_and_its_round():
     key = Key(7)
     assert key.of(3, "train") == key.of(3).of("train")
     assert key.at(2).of(3) == key.of(3).at(2)
@@ -42,11 +42,11 @@ def test_names_are_a_path_and_rounds_are_part_of_it():
     )
 
 
-def test_a_number_has_one_name_whatever_its_type():
+def test_key_ignores_the_type_of_an_integer_name():
     assert Key(np.int64(7), np.int32(2), (np.int64(3),)).number() == Key(7, 2, (3,)).number()
 
 
-def test_generators_start_anew_every_time_and_differ_by_name():
+def test_generators_restart_every_time_and_differ_by_name():
     key = Key(7)
     assert key.numpy().random(3).tolist() == key.numpy().random(3).tolist()
     assert key.numpy().random(3).tolist() != key.of("other").numpy().random(3).tolist()

@@ -1,6 +1,6 @@
-"""Local training: numbers worked out by hand, torch.optim.SGD as the reference, and draws that belong to a client.
+"""Local training: numbers worked by hand, torch.optim.SGD as the reference, draws by client.
 
-Shapes: C clients, S models, P numbers in a model, E examples.
+Shapes: C clients, S models, P parameters of a model, E examples.
 """
 
 from collections.abc import Iterator
@@ -39,21 +39,24 @@ ONE, TWO = (
 )  # at w the mean gradient is (1 + 4) / 2 w = 2.5 w
 
 
-def test_momentum_and_weight_decay_by_hand():
-    """w = 1: g = 2.5 + 0.2, v = 2.7, w = 0.73; then g = 2.7 * 0.73 = 1.971, v = 1.35 + 1.971 = 3.321, w = 0.3979."""
+def test_momentum_and_weight_decay_equal_numbers_worked_by_hand():
+    """w = 1: g = 2.5 + 0.2, v = 2.7, w = 0.73.
+
+    Then g = 2.7 * 0.73 = 1.971, v = 1.35 + 1.971 = 3.321, w = 0.3979.
+    """
     learner = slope(TrainingOptions(lr=0.1, momentum=0.5, weight_decay=0.2))
     assert learner.train(ONE, TWO, KEY, rates=[0.1]).item() == pytest.approx(0.73, abs=1e-15)
     assert learner.train(ONE, TWO, KEY, rates=[0.1, 0.1]).item() == pytest.approx(0.3979, abs=1e-15)
 
 
-def test_every_training_starts_without_momentum():
+def test_local_update_starts_without_momentum():
     learner = slope(TrainingOptions(lr=0.1, momentum=0.9))
     once = learner.train(ONE, TWO, KEY, rates=[0.1])
     assert once.item() == pytest.approx(0.75)
     assert learner.train(once, TWO, KEY, rates=[0.1]).item() == pytest.approx(0.75 * 0.75)
 
 
-def test_example_weights_by_hand():
+def test_example_weights_equal_numbers_worked_by_hand():
     """Weights 1 and 0.5: g = (1 * 1 + 0.5 * 4) / 2 = 1.5."""
     trained = slope(TrainingOptions(momentum=0)).train(
         ONE, TWO, KEY, rates=[0.1], weight_CE=torch.tensor([[1.0, 0.5]])
@@ -61,7 +64,7 @@ def test_example_weights_by_hand():
     assert trained.item() == pytest.approx(0.85, abs=1e-15)
 
 
-def test_the_proximal_anchor_by_hand():
+def test_proximal_anchor_equals_numbers_worked_by_hand():
     """Anchor 3, pull 0.5: g = 2.5 + 0.5 (1 - 3) = 1.5."""
     trained = slope(TrainingOptions(momentum=0)).train(
         ONE, TWO, KEY, rates=[0.1], anchor_CP=column(3.0), pull_C=torch.tensor([0.5])
@@ -69,7 +72,7 @@ def test_the_proximal_anchor_by_hand():
     assert trained.item() == pytest.approx(0.85, abs=1e-15)
 
 
-def test_only_some_examples_with_their_own_weights():
+def test_selected_examples_keep_their_own_weights():
     """Only x = 2, of weight 0.25: g = 0.25 * 4 = 1."""
     only, weight = torch.tensor([[False, True]]), torch.tensor([[9.0, 0.25]])
     trained = slope(TrainingOptions(momentum=0)).train(
@@ -78,7 +81,7 @@ def test_only_some_examples_with_their_own_weights():
     assert trained.item() == pytest.approx(0.9, abs=1e-15)
 
 
-def test_the_paper_s_learning_rates():
+def test_default_learning_rates_are_the_papers():
     training = TrainingOptions()
     assert [round(training.rate(t), 10) for t in (0, 1, 5, 6, 10, 11)] == [
         0.05,
@@ -92,7 +95,7 @@ def test_the_paper_s_learning_rates():
     assert training.rates(2) == [0.05] * 5
 
 
-def test_the_rates_of_the_key_s_round_are_the_default():
+def test_train_takes_the_rates_of_the_keys_round_by_default():
     learner = slope(
         TrainingOptions(
             lr=0.1, momentum=0, epochs=1, first_round_factor=3, decay=0.5, decay_every=1
@@ -107,9 +110,15 @@ class Net(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(45, 8), nn.BatchNorm1d(8),
+            nn.Conv2d(3, 5, 3, padding=1),
+            nn.BatchNorm2d(5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(45, 8),
+            nn.BatchNorm1d(8),
             nn.Linear(8, 4),
-        )  # fmt: skip
+        )
 
 
 class Frozen(Net):
@@ -132,7 +141,7 @@ def same_batches(n: int, size: int, epochs: int, key: Key) -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("factory", [Net, Frozen])
-def test_many_steps_equal_torch_s_own_sgd(factory):
+def test_many_steps_equal_torch_optim_sgd(factory):
     training = TrainingOptions(lr=0.07, momentum=0.6, weight_decay=0.01, batch=4, epochs=3)
     learner, (x, y) = Learner(factory, training, dtype=torch.float64), images(10)
     start_P = learner.draw(Key(1))
@@ -149,7 +158,7 @@ def test_many_steps_equal_torch_s_own_sgd(factory):
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=1e-12)
 
 
-def test_a_client_with_no_selected_example_keeps_its_model():
+def test_client_without_a_selected_example_keeps_its_model():
     learner, (x, y) = Learner(Net, dtype=torch.float64), images(6)
     model_CP = torch.stack([learner.draw(Key(1)), learner.draw(Key(2))])
     only = torch.tensor([[False] * 6, [True] * 6])
@@ -158,7 +167,7 @@ def test_a_client_with_no_selected_example_keeps_its_model():
     assert not torch.equal(trained_CP[1], model_CP[1])
 
 
-def test_a_batch_of_one_example_uses_the_running_statistics():
+def test_batch_of_one_example_uses_the_running_statistics():
     learner, (x, y) = (
         Learner(Net, TrainingOptions(batch=4, epochs=1), dtype=torch.float64),
         images(5),
@@ -177,7 +186,7 @@ class Dropping(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(108, 30), nn.Dropout(0.5), nn.Linear(30, 4))
 
 
-def test_dropout_belongs_to_the_client_s_key_whatever_the_block():
+def test_dropout_follows_the_clients_key_in_any_block():
     learner, (x, y) = Learner(Dropping, dtype=torch.float64), images(12)
     three_CP = learner.draw(Key(1)).repeat(3, 1)
     together = learner.train(three_CP, block([x] * 3, [y] * 3, [4, 5, 6]), KEY)
@@ -186,10 +195,10 @@ def test_dropout_belongs_to_the_client_s_key_whatever_the_block():
     assert not torch.equal(together[0], together[1])
 
 
-def test_two_clients_with_one_batch_each_differ_only_by_dropout():
-    """The order within a full batch does not matter, so without dropout both end alike, and with it they do not."""
+def test_clients_with_one_batch_differ_only_by_dropout():
+    """The order within a full batch does not matter, so only dropout makes a difference."""
     (x, y), training = images(12), TrainingOptions(batch=12, epochs=1)
-    for factory, alike in (
+    for factory, are_equal in (
         (Dropping, False),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(108, 4)), True),
     ):
@@ -197,10 +206,10 @@ def test_two_clients_with_one_batch_each_differ_only_by_dropout():
         first_P, second_P = learner.train(
             learner.draw(Key(1)).repeat(2, 1), block([x] * 2, [y] * 2), KEY
         )
-        assert torch.allclose(first_P, second_P, rtol=0, atol=1e-12) == alike
+        assert torch.allclose(first_P, second_P, rtol=0, atol=1e-12) == are_equal
 
 
-def test_training_and_evaluation_leave_the_global_generator_as_it_was():
+def test_training_and_evaluation_leave_the_global_generator_alone():
     learner, (x, y) = Learner(Dropping, dtype=torch.float64), images(12)
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -209,7 +218,7 @@ def test_training_and_evaluation_leave_the_global_generator_as_it_was():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_losses_equal_the_loss_of_every_example_and_are_zero_beyond():
+def test_losses_equal_those_of_single_examples_and_are_zero_beyond():
     learner, (x, y) = Learner(Net, dtype=torch.float64), images(9)
     model_SP = torch.stack([learner.draw(Key(1)), learner.draw(Key(2))])
     losses_CSE = learner.losses(model_SP.expand(2, 2, -1), block([x, x[:4]], [y, y[:4]]))
@@ -230,7 +239,7 @@ def test_losses_equal_the_loss_of_every_example_and_are_zero_beyond():
         )
 
 
-def test_squared_error_by_hand():
+def test_losses_equal_numbers_worked_by_hand():
     assert squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])).tolist() == [
         (1 + 4) / 2
     ]
@@ -240,7 +249,7 @@ def test_squared_error_by_hand():
     )
 
 
-def test_more_examples_than_one_evaluation_batch():
+def test_outputs_cover_more_than_one_evaluation_batch():
     learner = slope(TrainingOptions())
     x = torch.arange(1300, dtype=torch.float64)[:, None]
     assert torch.equal(learner.outputs(column(2.0)[0], x), 2 * x)

@@ -1,6 +1,6 @@
 """A module as a flat vector and back: parameters, buffers, integers, ties and memory layouts.
 
-Shapes: P numbers in a model.
+Shapes: P parameters of a model.
 """
 
 import pytest
@@ -12,13 +12,24 @@ from fedspd.core.learner import Learner
 
 
 class Everything(nn.Sequential):
-    """Convolutions and BatchNorm (2 d and 1 d), dropout, dense layers: 3 x 8 x 8 images, 4 classes."""
+    """Convolutions and BatchNorm (2 d and 1 d), dropout, dense layers.
+
+    3 x 8 x 8 images, 4 classes.
+    """
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 4, (3, 1), groups=2), nn.Flatten(),
-            nn.LazyLinear(10), nn.BatchNorm1d(10), nn.Dropout(0.5), nn.Linear(10, 4),
-        )  # fmt: skip
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 4, (3, 1), groups=2),
+            nn.Flatten(),
+            nn.LazyLinear(10),
+            nn.BatchNorm1d(10),
+            nn.Dropout(0.5),
+            nn.Linear(10, 4),
+        )
         self(torch.zeros(2, 3, 8, 8))  # a lazy layer gets its shape here
         self[1].reset_running_stats()
         self[7].reset_running_stats()
@@ -38,7 +49,7 @@ class Tied(nn.Module):
 
 
 class Counting(nn.Module):
-    """A buffer that is an integer, one that is a truth value, and one that every forward pass replaces by a new tensor."""
+    """An integer buffer, a boolean one, and one that every forward pass replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +65,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("factory", [Everything, Tied, Counting, lambda: nn.Linear(3, 2)])
-def test_what_is_loaded_is_stored_again(factory):
+def test_store_returns_the_loaded_model(factory):
     learner = Learner(factory)
     drawn_P = learner.draw(Key(1))
     learner.load(learner.draw(Key(2)))
@@ -64,7 +75,7 @@ def test_what_is_loaded_is_stored_again(factory):
 
 
 @pytest.mark.parametrize("factory", [Everything, Tied, Counting])
-def test_export_is_the_state_dict_of_a_module_with_the_same_numbers(factory):
+def test_export_equals_the_state_dict_of_an_equal_module(factory):
     learner = Learner(factory)
     exported = learner.export(learner.draw(Key(1)))
     torch.manual_seed(Key(1).number())
@@ -76,7 +87,7 @@ def test_export_is_the_state_dict_of_a_module_with_the_same_numbers(factory):
         assert exported[name].is_contiguous()
 
 
-def test_a_module_with_the_exported_state_answers_alike():
+def test_module_with_the_exported_state_gives_the_same_outputs():
     learner, x = (
         Learner(Everything, dtype=torch.float64),
         torch.randn(7, 3, 8, 8, dtype=torch.float64),
@@ -87,7 +98,7 @@ def test_a_module_with_the_exported_state_answers_alike():
     torch.testing.assert_close(learner.outputs(model_P, x), plain(x), rtol=0, atol=1e-12)
 
 
-def test_parameters_come_first_and_a_tied_one_counts_once():
+def test_vector_has_parameters_first_and_a_tied_one_once():
     assert (Learner(Tied).weights, Learner(Tied).size) == (16 + 4, 16 + 4)
     batch_norms = 2 * (6 + 10)  # a mean and a variance per channel
     counters = 2
@@ -96,7 +107,7 @@ def test_parameters_come_first_and_a_tied_one_counts_once():
     assert learner.size == learner.weights + batch_norms + counters
 
 
-def test_batch_norm_statistics_and_counter_travel_in_the_vector():
+def test_vector_has_batch_norm_statistics_and_counter():
     learner = Learner(
         lambda: nn.BatchNorm1d(1), dtype=torch.float64
     )  # weight, bias | running mean, running variance, counter
@@ -111,14 +122,14 @@ def test_batch_norm_statistics_and_counter_travel_in_the_vector():
     )
 
 
-def test_an_averaged_counter_is_rounded_when_it_is_loaded():
+def test_load_rounds_an_averaged_counter():
     learner = Learner(lambda: nn.BatchNorm1d(1))
     learner.load(torch.tensor([1.0, 0.0, 0.0, 1.0, 6.75]))
     assert learner.module.num_batches_tracked.dtype == torch.long
     assert learner.module.num_batches_tracked == 7
 
 
-def test_a_buffer_that_the_module_replaces_is_found_and_the_next_model_starts_with_its_own():
+def test_store_finds_a_buffer_that_the_module_replaced():
     learner = Learner(Counting)
     fresh_P = learner.draw(Key(1))  # weight | passes, mask (2), last
     learner.load(fresh_P)
@@ -129,7 +140,7 @@ def test_a_buffer_that_the_module_replaces_is_found_and_the_next_model_starts_wi
     assert learner.store().tolist() == [1.0, 3.0, 1.0, 0.0, 0.0]
 
 
-def test_a_buffer_that_was_replaced_in_an_evaluation_does_not_reach_the_next_model():
+def test_load_discards_a_buffer_replaced_in_an_evaluation():
     learner = Learner(Counting)
     fresh_P = learner.draw(Key(1))
     learner.outputs(fresh_P, torch.tensor([[5.0]]))
@@ -137,7 +148,7 @@ def test_a_buffer_that_was_replaced_in_an_evaluation_does_not_reach_the_next_mod
     assert torch.equal(learner.store(), fresh_P)
 
 
-def test_a_draw_depends_on_its_key_alone_and_leaves_the_global_generator_as_it_was():
+def test_draw_depends_on_its_key_alone_and_leaves_the_global_generator_alone():
     learner = Learner(Everything)
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -148,7 +159,7 @@ def test_a_draw_depends_on_its_key_alone_and_leaves_the_global_generator_as_it_w
     assert not torch.equal(learner.draw(Key(2)), drawn_P)
 
 
-def test_a_draw_is_not_changed_by_what_the_learner_did_before():
+def test_draw_does_not_depend_on_earlier_training():
     learner = Learner(Everything)
     drawn_P = learner.draw(Key(1))
     learner.module.train()

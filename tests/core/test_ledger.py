@@ -21,7 +21,7 @@ def models(sent: Traffic) -> set[tuple[int, ...]]:
     return {tuple(row) for row in sent.transfer_T3.tolist()}
 
 
-def test_a_model_goes_only_to_neighbours_that_want_its_cluster():
+def test_model_goes_only_to_neighbours_that_want_its_cluster():
     """0 - 1 - 2; clients 0 and 1 chose cluster 5, client 2 chose 6: two models cross one edge."""
     sent = count(PATH, [[5], [5], [6]], [[5], [5], [6]])
     assert models(sent) == {(0, 1, 5), (1, 0, 5)}
@@ -38,7 +38,7 @@ def test_multicast_counts_one_copy_for_all_neighbours():
     assert sent.multicast_bytes == 3 * 1000 + 4 * (HEADER_BYTES + 2 * CLUSTER_ID_BYTES)
 
 
-def test_a_model_that_nobody_wants_is_not_sent():
+def test_model_that_no_one_wants_is_not_sent():
     sent = count(PATH, [[0], [1], [0]], [[0], [1], [0]])
     assert models(sent) == set()
     assert sent.copies == 0
@@ -49,8 +49,8 @@ def test_a_model_that_nobody_wants_is_not_sent():
     )
 
 
-def test_several_models_offered_and_several_wanted():
-    """Everybody wants both; client 0 offers two, client 1 the same two, client 2 (clusters 0 and 7) one that is wanted."""
+def test_several_offers_go_to_those_that_want_them():
+    """All want clusters 0 and 1; of the offers of client 2, clusters 0 and 7, one is wanted."""
     sent = count(PATH, [[0, 1], [1, 0], [0, 7]], [[0, 1]] * 3)
     assert models(sent) == {
         (0, 1, 0),
@@ -65,8 +65,11 @@ def test_several_models_offered_and_several_wanted():
     assert sent.announcement_bytes == HEADER_BYTES + 4 * CLUSTER_ID_BYTES
 
 
-def test_a_star_sends_models_up_and_means_down():
-    """Clusters 0, 0, 1 go up; each client gets the mean of its own; by multicast the server sends each mean once."""
+def test_star_sends_models_up_and_means_down():
+    """Clusters 0, 0, 1 go up; each client gets the mean of its own.
+
+    By multicast the server sends each mean once.
+    """
     sent = count(STAR, [[0], [0], [1]], [[0], [0], [1]])
     assert models(sent) == {
         (0, SERVER, 0),
@@ -80,13 +83,13 @@ def test_a_star_sends_models_up_and_means_down():
     assert sent.announcements == 3
 
 
-def test_a_server_has_no_mean_of_a_cluster_that_nobody_offered():
+def test_server_has_no_mean_of_a_cluster_that_no_one_offered():
     sent = count(STAR, [[0], [0], [0]], [[0, 1], [1, 0], [1, 1]])
     assert {row for row in models(sent) if row[0] == SERVER} == {(SERVER, 0, 0), (SERVER, 1, 0)}
     assert sent.copies == 3 + 1
 
 
-def test_the_record_of_an_exchange():
+def test_traffic_as_json_has_every_field():
     assert count(PATH, [[5], [5], [6]], [[5], [5], [6]]).as_json() == {
         "models": [[1, 0, 5], [0, 1, 5]],
         "model_bytes": 1000,

@@ -1,6 +1,6 @@
 """What is measured of a run, by hand and against the direct computation.
 
-Shapes: N clients, S clusters, D true distributions, P numbers in a model.
+Shapes: N clients, S clusters, D true distributions, P parameters of a model.
 """
 
 import math
@@ -29,22 +29,22 @@ from fedspd.core.metrics import CenterMoments, Spread, purity, relabelling, swit
             [[9, 1, 0], [0, 2, 8]],
             17 / 20,
             [0, 2],
-        ),  # fewer: nobody stands for the second distribution
+        ),  # fewer clusters: none stands for the second distribution
         ([[6, 5], [5, 0]], 10 / 16, [1, 0]),  # the best assignment, not the best pair
         ([[4, 3]], 4 / 7, [0]),
     ],
 )
-def test_purity_and_relabelling_by_hand(table_SD, share, match):
+def test_purity_and_relabelling_equal_numbers_worked_by_hand(table_SD, share, match):
     assert purity(np.array(table_SD)) == pytest.approx(share)
     assert relabelling(np.array(table_SD)).tolist() == match
 
 
-def test_the_purity_of_nothing_is_unknown():
+def test_purity_of_no_example_is_unknown():
     assert math.isnan(purity(np.zeros((2, 2), np.int64)))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
-def test_purity_does_not_depend_on_the_names_of_clusters(seed, S, D):
+def test_purity_does_not_depend_on_labels(seed, S, D):
     rng = np.random.default_rng(seed)
     table_SD = rng.integers(1, 50, (S, D))
     assert purity(table_SD[rng.permutation(S)][:, rng.permutation(D)]) == pytest.approx(
@@ -53,13 +53,13 @@ def test_purity_does_not_depend_on_the_names_of_clusters(seed, S, D):
     assert purity(table_SD) >= 1 / max(S, D)  # the mean over all relabellings
 
 
-def test_spread_by_hand():
+def test_spread_equals_numbers_worked_by_hand():
     """0, 1, ..., 19: mean 9.5, variance (20^2 - 1) / 12, the worst tenth are 0 and 1."""
     spread = Spread.of(np.random.default_rng(0).permutation(20).astype(float))
     assert spread == Spread(mean=9.5, std=pytest.approx(math.sqrt(399 / 12)), worst=0.5, lowest=0.0)
 
 
-def test_the_worst_tenth_of_a_few_is_the_worst_one():
+def test_worst_tenth_of_few_clients_is_the_worst_one():
     assert Spread.of(np.array([0.9, 0.5, 0.7])) == Spread(
         mean=pytest.approx(0.7), std=pytest.approx(math.sqrt(0.08 / 3)), worst=0.5, lowest=0.5
     )
@@ -68,25 +68,28 @@ def test_the_worst_tenth_of_a_few_is_the_worst_one():
 @pytest.mark.parametrize(
     ("clients", "tenth"), [(1, 1), (10, 1), (11, 2), (15, 2), (25, 3), (30, 3)]
 )
-def test_the_worst_tenth_is_rounded_up(clients, tenth):
+def test_worst_tenth_is_rounded_up(clients, tenth):
     assert Spread.of(np.arange(clients, dtype=float)).worst == (tenth - 1) / 2
 
 
-def test_scores_that_are_not_finite_are_left_out():
+def test_spread_leaves_out_scores_that_are_not_finite():
     assert Spread.of(np.array([1.0, np.nan, 3.0, np.inf])) == Spread(
         mean=2.0, std=1.0, worst=1.0, lowest=1.0
     )
     assert all(math.isnan(value) for value in vars(Spread.of(np.array([np.nan]))).values())
 
 
-def test_consensus_distance_by_hand():
-    """Two clients. Cluster 0: 1 and 3, 1 from their mean. Cluster 1: (0, 0) and (6, 8) lie 5 from it; squared, 25."""
+def test_consensus_distance_equals_numbers_worked_by_hand():
+    """Two clients. Cluster 0: 1 and 3, 1 from their mean.
+
+    Cluster 1: (0, 0) and (6, 8) lie 5 from it; squared, 25.
+    """
     centers_CSP = np.array([[[1.0, 0.0], [0.0, 0.0]], [[3.0, 0.0], [6.0, 8.0]]])
     assert CenterMoments.of(centers_CSP).consensus_distance().tolist() == [1.0, 25.0]
 
 
 @given(st.integers(0, 2**32), st.integers(2, 9), st.integers(1, 3), st.integers(1, 5))
-def test_consensus_distance_equals_the_direct_computation_whole_or_in_parts(seed, N, S, P):
+def test_consensus_distance_equals_the_direct_computation_in_any_parts(seed, N, S, P):
     rng = np.random.default_rng(seed)
     centers_NSP = rng.normal(size=(N, S, P))
     direct_S = ((centers_NSP - centers_NSP.mean(0)) ** 2).sum(2).mean(0)
@@ -99,19 +102,19 @@ def test_consensus_distance_equals_the_direct_computation_whole_or_in_parts(seed
     np.testing.assert_allclose(parts.consensus_distance(), direct_S, atol=1e-12)
 
 
-def test_agreement_is_no_distance_and_never_a_negative_one():
+def test_consensus_distance_of_equal_centers_is_exactly_zero():
     assert CenterMoments.of(np.full((7, 1, 3), 0.1)).consensus_distance() == pytest.approx(
         0.0, abs=1e-15
     )
     assert (CenterMoments.of(np.full((7, 1, 3), 0.1)).consensus_distance() >= 0).all()
 
 
-def test_switched_clients_tell_the_distributions_apart_by_other_labels():
+def test_switched_clients_are_those_with_other_labels():
     right, switched, confused = [[9, 0], [1, 10]], [[1, 10], [9, 0]], [[5, 5], [5, 5]]
     assert switched_clients(np.array([right, switched, right, confused, right])).tolist() == [1]
     assert switched_clients(np.array([right, right])).tolist() == []
 
 
-def test_one_cluster_or_one_distribution_has_no_labels_to_switch():
+def test_switched_clients_need_two_clusters_and_distributions():
     assert switched_clients(np.ones((3, 1, 2), np.int64)).tolist() == []
     assert switched_clients(np.ones((3, 2, 1), np.int64)).tolist() == []

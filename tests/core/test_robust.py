@@ -1,6 +1,6 @@
-"""Means that a liar can move only a little, by hand and by chance.
+"""Robust means, by hand and on random models with one Byzantine neighbour.
 
-Shapes: R rows, H models heard, N clients, P numbers in a model.
+Shapes: R rows, H models received, N clients, P parameters of a model.
 """
 
 import itertools
@@ -20,16 +20,16 @@ rules = st.sampled_from(sorted(ROBUST))
 
 
 def column(*numbers: float) -> torch.Tensor:
-    """Models of one number each, heard by one client."""
+    """Models of one parameter each, received by one client."""
     return torch.tensor(numbers, dtype=torch.float64)[None, :, None]
 
 
-def own(place: int | None, heard: int) -> torch.Tensor:
-    return torch.tensor([[h == place for h in range(heard)]])
+def own(place: int | None, received: int) -> torch.Tensor:
+    return torch.tensor([[h == place for h in range(received)]])
 
 
 @pytest.mark.parametrize(
-    ("heard", "expected"),
+    ("received", "expected"),
     [
         ((3,), 3),
         ((3, 9), 6),
@@ -39,17 +39,17 @@ def own(place: int | None, heard: int) -> torch.Tensor:
         ((-torch.inf, 1, 2), 1),
     ],
 )
-def test_the_median(heard, expected):
-    assert median(column(*heard), own(0, len(heard))).item() == expected
+def test_median_equals_numbers_worked_by_hand(received, expected):
+    assert median(column(*received), own(0, len(received))).item() == expected
 
 
-def test_the_median_is_taken_of_every_coordinate():
+def test_median_is_taken_of_every_coordinate():
     model_RHP = torch.tensor([[[1.0, 9.0], [2.0, 7.0], [3.0, 8.0]]])
     assert median(model_RHP, own(0, 3)).tolist() == [[2.0, 8.0]]
 
 
 @pytest.mark.parametrize(
-    ("heard", "expected"),
+    ("received", "expected"),
     [
         ((3,), 3),
         ((3, 9), 6),
@@ -59,17 +59,20 @@ def test_the_median_is_taken_of_every_coordinate():
         ((-1e6, -9, 1, 2, 3, 4, 9, 1e6), 2.5),
     ],
 )
-def test_the_trimmed_mean(heard, expected):
+def test_trimmed_mean_equals_numbers_worked_by_hand(received, expected):
     """Of eight, two on each side are left out."""
-    assert trimmed(column(*heard), own(0, len(heard))).item() == expected
+    assert trimmed(column(*received), own(0, len(received))).item() == expected
 
 
-def test_clipping_shortens_what_is_further_away_than_the_median():
-    """From 10 the others are 1, 2 and 90 away: the last one becomes 12, and the mean is (10 + 11 + 12 + 12) / 4."""
+def test_clipping_shortens_differences_above_the_median_length():
+    """From 10 the others are 1, 2 and 90 away.
+
+    The last one becomes 12, and the mean is (10 + 11 + 12 + 12) / 4.
+    """
     assert clipped(column(11, 12, 10, 100), own(2, 4)).item() == 11.25
 
 
-def test_clipping_of_an_even_number_goes_by_the_shorter_length_in_the_middle():
+def test_clipping_of_an_even_number_takes_the_shorter_middle_length():
     """10, 11 and 100: the middle of the lengths 1 and 90 is 1, so (10 + 11 + 11) / 3."""
     assert clipped(column(10, 11, 100), own(0, 3)).item() == pytest.approx(32 / 3)
 
@@ -79,24 +82,26 @@ def test_clipping_with_one_neighbour_or_none_is_the_mean():
     assert clipped(column(10), own(0, 1)).item() == 10
 
 
-def test_clipping_by_a_client_that_offers_nothing_starts_from_the_median():
+def test_clipping_without_an_own_model_starts_from_the_median():
     """Of 1, 2 and 30 the median is 2; the lengths are 1, 0 and 28: (1 + 2 + 3) / 3."""
     assert clipped(column(1, 2, 30), own(None, 3)).item() == 2
 
 
-def test_clipping_passes_over_what_is_not_a_number():
+def test_clipping_ignores_values_that_are_not_numbers():
     """As if it were the client's own: (10 + 10 + 12) / 3."""
     assert clipped(column(10, torch.nan, 12), own(0, 3)).item() == pytest.approx(32 / 3)
 
 
 @pytest.mark.parametrize("rule", sorted(ROBUST))
-@given(seed=seeds, lie=st.sampled_from([1e6, -1e6]), P=st.integers(1, 6), liar=st.integers(0, 4))
-def test_one_liar_among_five_neighbours_does_not_take_the_mean_far(rule, seed, lie, P, liar):
-    """Honest models lie within 1 of each other in every coordinate; so does the mean, and plain averaging would not."""
+@given(
+    seed=seeds, lie=st.sampled_from([1e6, -1e6]), P=st.integers(1, 6), byzantine=st.integers(0, 4)
+)
+def test_robust_means_resist_one_byzantine_neighbour_of_five(rule, seed, lie, P, byzantine):
+    """Honest models lie within 1 of each other in every coordinate, and so does the mean."""
     rng = np.random.default_rng(seed)
     model_RHP = torch.from_numpy(rng.random((1, 6, P)))
-    model_RHP[0, 1 + liar] = lie
-    honest_HP = torch.cat([model_RHP[0, : 1 + liar], model_RHP[0, 2 + liar :]])
+    model_RHP[0, 1 + byzantine] = lie
+    honest_HP = torch.cat([model_RHP[0, : 1 + byzantine], model_RHP[0, 2 + byzantine :]])
     mean_P = ROBUST[rule](model_RHP, own(0, 6))[0]
     if rule == "clipped":
         furthest = torch.linalg.vector_norm(honest_HP - honest_HP[0], dim=1).max()
@@ -125,7 +130,9 @@ def offered(
     st.sampled_from([torch.float32, torch.float64]),
     st.sampled_from([1, 5, 300]),
 )
-def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, dtype, P):
+def test_robust_mean_has_the_same_bits_for_any_partition_into_blocks(
+    seed, n, clusters, rule, dtype, P
+):
     rng = np.random.default_rng(seed)
     chance = rng.random()
     graph = Graph.from_edges(
@@ -145,7 +152,7 @@ def test_any_partition_into_blocks_gives_the_same_bits(seed, n, clusters, rule, 
 
 
 @given(seeds, st.integers(1, 12), rules)
-def test_each_client_has_the_mean_of_what_it_hears_of_each_cluster(seed, n, rule):
+def test_robust_mean_covers_what_each_client_receives_of_each_cluster(seed, n, rule):
     rng = np.random.default_rng(seed)
     graph = Graph.from_edges(
         n, [(i, j) for i in range(n) for j in range(i) if rng.random() < 0.5], rule
@@ -153,15 +160,15 @@ def test_each_client_has_the_mean_of_what_it_hears_of_each_cluster(seed, n, rule
     offers = offered(rng, n, 2, 3, torch.float64)
     mean = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
     for i, s in itertools.product(range(n), range(2)):
-        heard = [j for j in graph.closed(i).tolist() if offers.cluster_CK[j, 0] == s]
-        assert bool(mean.received_CM[i, s]) == bool(heard)
-        if heard:
+        received = [j for j in graph.closed(i).tolist() if offers.cluster_CK[j, 0] == s]
+        assert bool(mean.received_CM[i, s]) == bool(received)
+        if received:
             expected = ROBUST[rule](
-                offers.model_CKP[heard, 0][None], torch.tensor([[j == i for j in heard]])
+                offers.model_CKP[received, 0][None], torch.tensor([[j == i for j in received]])
             )
             assert torch.equal(mean.model_CMP[i, s], expected[0])
 
 
-def test_equal_models_stay_as_they_are():
+def test_robust_mean_of_equal_models_is_that_model():
     for rule in ROBUST.values():
         assert rule(column(*[7.0] * 5), own(1, 5)).item() == 7

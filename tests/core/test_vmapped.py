@@ -1,6 +1,6 @@
 """Clients together, as on a GPU, against the loop that a CPU runs: the same in float64 to 1e-9.
 
-Shapes: C clients, P numbers in a model, E examples.
+Shapes: C clients, P parameters of a model, E examples.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def test_every_kind_of_model_trains_as_in_the_loop(kind):
 
 
 def test_batchnorm_has_the_statistics_of_each_client():
-    """A client that sees the number 10 alone has a running mean of 1 after a step: 0.9 * 0 + 0.1 * 10. The other sees 20."""
+    """After one step on 10s, the running mean is 0.9 * 0 + 0.1 * 10 = 1; after 20s it is 2."""
     _, together = twins(
         lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)),
         TrainingOptions(batch=4, epochs=1),
@@ -115,7 +115,7 @@ def test_batchnorm_has_the_statistics_of_each_client():
 
 
 @pytest.mark.parametrize("option", ["only", "weight", "pull", "regression"])
-def test_every_way_to_train_is_as_in_the_loop(option):
+def test_every_training_option_works_as_in_the_loop(option):
     regression = option == "regression"
     factory = partial(build_model, ModelOptions(name="mlp"), (1, 4, 4), 0 if regression else 3)
     alone, together = twins(factory, loss=squared_error if regression else cross_entropy)
@@ -137,7 +137,7 @@ def test_every_way_to_train_is_as_in_the_loop(option):
     torch.testing.assert_close(found_CP, expected_CP, rtol=0, atol=1e-9)
 
 
-def test_frozen_and_tied_parameters_are_as_in_the_loop():
+def test_frozen_and_tied_parameters_train_as_in_the_loop():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -157,7 +157,7 @@ def test_frozen_and_tied_parameters_are_as_in_the_loop():
     assert torch.equal(found_CP[:, alone.weights :], model_CP[:, alone.weights :])
 
 
-def test_dropout_draws_for_every_client_anew_and_again_the_same():
+def test_dropout_differs_between_clients_and_repeats_itself():
     learner = Learner(
         lambda: nn.Sequential(nn.Flatten(), Dropout(0.5), nn.Linear(16, 3)),
         TrainingOptions(batch=4, epochs=1),
@@ -172,7 +172,7 @@ def test_dropout_draws_for_every_client_anew_and_again_the_same():
     assert not torch.equal(first_CP[0], first_CP[1])
 
 
-def test_a_client_without_examples_keeps_its_model():
+def test_client_without_examples_keeps_its_model():
     _, together = twins(partial(build_model, ModelOptions(name="linear"), (1, 4, 4), 3))
     data, model_CP = examples((1, 4, 4), [4, 4]), first_models(together, 2)
     none = torch.tensor([[True] * 4, [False] * 4])
@@ -181,14 +181,14 @@ def test_a_client_without_examples_keeps_its_model():
     assert not torch.equal(trained_CP[0], model_CP[0])
 
 
-def test_auto_takes_a_gpu_where_there_is_one():
+def test_device_auto_takes_a_gpu_where_there_is_one():
     device = experiment(
         load(None, ["device=auto", "clients=2", "data.examples=10", "topology.kind=ring"])
     ).plan.learner.device
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_a_cpu_loops():
+def test_learner_on_a_cpu_loops():
     assert (
         Learner(partial(build_model, ModelOptions(name="linear"), (1, 4, 4), 3)).vmap_trainer
         is None

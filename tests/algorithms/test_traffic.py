@@ -37,7 +37,7 @@ def certain(choice: list[int], clusters: int) -> Tensor:
         ([0, 0, 0, 0, 0, 0], 2, 12),  # all of one cluster: as FedAvg
     ],
 )
-def test_fedspd_sends_one_model_whatever_s_is_and_only_to_those_that_train_the_same_cluster(
+def test_fedspd_sends_one_model_to_clients_of_the_same_cluster_for_any_s(
     network, ring, choice, clusters, copies
 ):
     assert sent(network, ring, FedAvg(clusters)) == (6, 12)
@@ -45,6 +45,6 @@ def test_fedspd_sends_one_model_whatever_s_is_and_only_to_those_that_train_the_s
     assert sent(network, ring, FedSPD(clusters), choice) == (6, copies)
 
 
-def test_a_model_that_nobody_wants_is_not_sent(network, ring):
+def test_model_that_no_one_wants_is_not_sent(network, ring):
     """Clients 0 and 3 chose what no neighbour of theirs did; edges 12 and 45 are left."""
     assert sent(network, ring, FedSPD(3), [0, 1, 1, 0, 2, 2]) == (4, 4)
