@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
@@ -163,12 +164,12 @@ class StackedBlock:
 class PlanPayload:
     """A Plan as it is sent to an actor.
 
-    The actor makes the learner from its arguments, because a learner's module shares its memory
-    with a vector, which would not survive serialisation.
+    The actor makes the learner: its module shares memory with a vector, which serialisation would
+    separate.
     """
 
     algorithm: AnyAlgorithm
-    learner: tuple[Any, ...]
+    make_learner: Callable[[], Learner]
     train: StackedBlock
     test: StackedBlock
     truth: GroundTruth
@@ -177,10 +178,10 @@ class PlanPayload:
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanPayload":
-        learner = plan.learner
+        old = plan.learner
         return cls(
             plan.algorithm,
-            (learner.factory, learner.training, learner.loss, learner.device, learner.dtype),
+            partial(Learner, old.factory, old.training, old.loss, old.device, old.dtype),
             StackedBlock.of(plan.train),
             StackedBlock.of(plan.test),
             plan.truth,
@@ -189,7 +190,7 @@ class PlanPayload:
         )
 
     def unpack(self) -> Plan:
-        learner, train, test = Learner(*self.learner), self.train.unpack(), self.test.unpack()
+        learner, train, test = self.make_learner(), self.train.unpack(), self.test.unpack()
         return Plan(self.algorithm, learner, train, test, self.truth, self.distributions, self.key)
 
 
