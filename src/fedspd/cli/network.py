@@ -109,7 +109,7 @@ def add(
 
 @app.command()
 def join(
-    bundle: node.Bundle,
+    bundle: node.BundleFolder,
     data: Annotated[str, typer.Option(help="the device's own examples, as .npz")],
     state: node.State = None,
     listen: node.Listen = None,

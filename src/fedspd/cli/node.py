@@ -16,7 +16,9 @@ app = typer.Typer(
     help="One peer on this device: run it, watch it, take its model.", no_args_is_help=True
 )
 
-Bundle = Annotated[Path, typer.Option(help="the node's folder, as 'fedspd network create' made it")]
+BundleFolder = Annotated[
+    Path, typer.Option(help="the node's folder, as 'fedspd network create' made it")
+]
 State = Annotated[
     Path | None, typer.Option(help="where the node keeps its rounds; default: state/ in the bundle")
 ]
@@ -53,7 +55,7 @@ Plaintext = Annotated[
     epilog="Exit codes: 0 done, or left as told; 1 failed; 2 refused (bundle, data, folder, disk)."
 )
 def run(
-    bundle: Bundle,
+    bundle: BundleFolder,
     data: Data = None,
     state: State = None,
     listen: Listen = None,
@@ -88,7 +90,7 @@ def running(log: LogFormat) -> Iterator[None]:
 
 @app.command()
 def status(
-    bundle: Bundle,
+    bundle: BundleFolder,
     state: State = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
@@ -101,7 +103,7 @@ def status(
 
 @app.command()
 def export(
-    bundle: Bundle,
+    bundle: BundleFolder,
     to: Annotated[Path, typer.Option(help="model.onnx or model.safetensors")],
     state: State = None,
 ) -> None:
@@ -115,7 +117,7 @@ def export(
 
 @app.command()
 def predict(
-    bundle: Bundle,
+    bundle: BundleFolder,
     data: Annotated[Path, typer.Option(help="an .npz file with the array x")],
     out: Annotated[
         Path | None,

@@ -13,12 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
 from fedspd.core.exchange import Exchange
-from fedspd.node.peer.answers import (
-    Answer,
-    build_announcement,
-    clusters_to_fetch,
-    select_models,
-)
+from fedspd.node.peer.answers import Answer, build_announcement, clusters_to_fetch, select_models
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
@@ -82,7 +77,7 @@ class ExchangeProtocol:
         self.offers = {when: offer for when, offer in self.offers.items() if when.round > oldest}
 
     def leave(self) -> None:
-        """Give neighbours only as long as an exchange takes that all of them are in."""
+        """End the exchange in progress after a grace period at the latest."""
         self._give_up_at = self.clock() + GRACE_SECONDS
         self._notify()
 
@@ -142,7 +137,7 @@ class ExchangeProtocol:
             )
         return select_models(exchange.cluster_CK[0].tolist(), exchange.model_CKP[0], request)
 
-    def handle_mute(self, sender: str) -> None:
+    def handle_mute(self, neighbour: str) -> None:
         """Stop waiting for a neighbour that the transport has muted."""
         self._notify()
 
