@@ -167,7 +167,7 @@ SLIPS = {
     "status": (
         ["node", "status", "--bundle", "plant/nodes/node-0"],
         2,
-        "There are no rounds of a node in 'plant/nodes/node-0/state'",
+        "--state plant/nodes/node-0/state: no journal of a node",
     ),
     "export": (
         ["node", "export", "--bundle", "plant/nodes/node-0", "--to", "model.pt"],

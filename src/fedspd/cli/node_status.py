@@ -16,7 +16,8 @@ def status_of(folder: Path) -> Json:
     """Of the running node, else what its journal says."""
     if not file_exists(folder / "run.json"):
         raise StorageError(
-            f"There are no rounds of a node in '{folder}': start it with 'fedspd node run', or say where they are with --state."
+            f"--state {folder}: no journal of a node; expected a folder with run.json. "
+            "Start the node with 'fedspd node run', or give its folder with --state."
         )
     record = RunFolder.open(folder)
     name = record.read("run.json").get("node")

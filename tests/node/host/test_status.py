@@ -156,7 +156,7 @@ def test_server_closes_a_connection_with_an_oversized_request(tmp_path: Path) ->
 
 
 def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="There are no rounds of a node in"):
+    with pytest.raises(StorageError, match="no journal of a node; expected a folder"):
         status_of(tmp_path)
     with pytest.raises(StorageError, match=r"run\.json': cannot be read \(File name too long\)"):
         status_of(tmp_path / (300 * "a"))
