@@ -1,5 +1,7 @@
-"""Arrays of your own: a table of measurements and class labels, of which every client has mostly one class or the other.
-Run it with: python own_arrays.py"""
+"""Train on your own arrays: here measurements with class labels, label-skewed across clients.
+
+Run it with: python own_arrays.py
+"""
 
 from sklearn.datasets import load_breast_cancer
 
@@ -14,8 +16,7 @@ config = {
     "data": {"mixture": "dirichlet", "alpha": 0.5},
     "topology": {"kind": "ring"},
 }
-result = fedspd.run(
-    config, data=(x, y)
-)  # a fifth becomes test data; or give (x_train, y_train, x_test, y_test)
+# A fifth becomes test data; or pass (x_train, y_train, x_test, y_test).
+result = fedspd.run(config, data=(x, y))
 print(f"Test accuracy by client: {' '.join(f'{score:.0%}' for score in result.accuracy)}")
 print(f"Mean: {result.accuracy.mean():.1%}")

@@ -1,5 +1,7 @@
-"""A folder of images of your own: one subfolder for each class, of any name (or train/ and test/ with such subfolders).
-Run it with: python own_image_folder.py"""
+"""Train on your own folder of images: one subfolder per class, or train/ and test/ with these.
+
+Run it with: python own_image_folder.py
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +14,7 @@ import fedspd
 
 
 def write_images(folder: Path) -> None:
-    """0/0000.png, 1/0001.png, ...: the handwritten digits of scikit-learn, which are in the range 0 to 16."""
+    """Write the digits of scikit-learn, with pixels from 0 to 16, as 0/0000.png and so on."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         path = folder / str(label) / f"{number:04d}.png"

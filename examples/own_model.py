@@ -1,5 +1,7 @@
-"""A model of your own: any function (shape, classes) -> nn.Module. Here a small CNN for the 8 x 8 digits.
-Run it with: python own_model.py"""
+"""Train your own model: any function (shape, classes) -> nn.Module. Here a CNN for 8 x 8 digits.
+
+Run it with: python own_model.py
+"""
 
 from torch import nn
 
@@ -7,7 +9,7 @@ import fedspd
 
 
 def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Every client trains its own copy; shape and classes are those of the data."""
+    """Return a model for examples of this shape; every client trains its own copy."""
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),

@@ -1,5 +1,7 @@
-"""An .npz file of your own, as numpy.savez writes it, with the arrays x and y (or x_train, y_train, x_test, y_test).
-Run it with: python own_npz.py"""
+"""Train on your own .npz file, with the arrays x and y, or x_train, y_train, x_test and y_test.
+
+Run it with: python own_npz.py
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,9 +14,8 @@ import fedspd
 digits = load_digits()
 with TemporaryDirectory() as folder:
     path = Path(folder) / "digits.npz"
-    np.savez(
-        path, x=(digits.images * 15).astype(np.uint8), y=digits.target
-    )  # whole numbers from 0 to 255 are images
+    pixels = (digits.images * 15).astype(np.uint8)  # integers from 0 to 255 are images
+    np.savez(path, x=pixels, y=digits.target)
 
     config = {
         "clients": 8,

@@ -1,5 +1,7 @@
-"""A torch dataset of your own: anything map-style whose items are pairs (x, y), so every dataset of torchvision too.
-Run it with: python own_torch_dataset.py"""
+"""Train on your own torch dataset: any map-style one whose items are pairs (x, y).
+
+Run it with: python own_torch_dataset.py
+"""
 
 import torch
 from sklearn.datasets import load_digits
@@ -9,6 +11,8 @@ import fedspd
 
 
 class Digits(Dataset[tuple[torch.Tensor, int]]):
+    """The digits of scikit-learn, scaled to -1..1."""
+
     def __init__(self) -> None:
         self.digits = load_digits()
 
