@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from fedspd.bench.rounds import small_network, timed_rounds
+from fedspd.bench.rounds import small_network, time_rounds
 from fedspd.reporting.figures import GREY, PALETTE, SMALL_POINTS, TEXT_POINTS, WIDTH_INCHES, to_svg
 
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
@@ -50,7 +50,7 @@ def measure(changed: dict[str, int]) -> tuple[float, float]:
 
     The latter are spent on the exchange, on averaging and on records.
     """
-    rounds = timed_rounds(*small_network(**changed), TURNS)
+    rounds = time_rounds(*small_network(**changed), TURNS)
     total = median(timed.processor for timed in rounds)
     return total, total * median(1 - timed.passes / timed.seconds for timed in rounds)
 

@@ -12,13 +12,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedspd.bench.rows import Size
-from fedspd.bench.training import KEY, SGD, block, network
+from fedspd.bench.results import BenchmarkSize
+from fedspd.bench.training import KEY, TRAINING, build_cnn, make_block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.runtime.processes import keep_memory
 
-SIZE = Size(clients=4, examples=300, turns=1, growth=())
+SIZE = BenchmarkSize(clients=4, examples=300, turns=1, growth=())
 KINDS = {  # by a part of the operator's name; the first match counts
     "convolution_backward": "convolutions, backward",
     "mkldnn_convolution": "convolutions, forward",
@@ -43,7 +43,7 @@ KINDS = {  # by a part of the operator's name; the first match counts
 def main() -> None:
     torch.set_num_threads(1)
     keep_memory()
-    learner, data = Learner(network, SGD), block(SIZE)
+    learner, data = Learner(build_cnn, TRAINING), make_block(SIZE)
     model_CP = learner.draw(Key(0)).repeat(SIZE.clients, 1)
     learner.train(model_CP, data, KEY)  # warms up
     learner.steps = 0
@@ -74,8 +74,8 @@ def kind(operator: str) -> str:
 
 def show_rates(learner: Learner, step: float, convolutions: float) -> None:
     """Print operations per second of a step and its convolutions, from their seconds."""
-    x = torch.rand(SGD.batch, 1, 28, 28).contiguous(memory_format=torch.channels_last)
-    y = torch.zeros(SGD.batch, dtype=torch.long)
+    x = torch.rand(TRAINING.batch, 1, 28, 28).contiguous(memory_format=torch.channels_last)
+    y = torch.zeros(TRAINING.batch, dtype=torch.long)
     learner.module.train()
     with FlopCounterMode(display=False) as counter:
         learner.loss(learner.module(x), y).mean().backward()

@@ -5,16 +5,17 @@ from contextlib import ExitStack
 
 from workload import CLIENTS, EXAMPLES, ROUNDS, report
 
-from fedspd.bench.rows import Size
-from fedspd.bench.training import block, with_plain_loop
+from fedspd.bench.results import BenchmarkSize
+from fedspd.bench.training import make_block, plain_loop
 
 
 def main() -> None:
     ends = []
     with ExitStack() as stack:
-        turn = with_plain_loop(block(Size(CLIENTS, EXAMPLES, ROUNDS, ())), 2, stack)
+        data = make_block(BenchmarkSize(CLIENTS, EXAMPLES, ROUNDS, ()))
+        train = plain_loop(data, 2, stack)
         for _ in range(ROUNDS + 1):
-            turn()
+            train()
             ends.append(time.perf_counter())
     report("two plain loops", "torch", ends)
 

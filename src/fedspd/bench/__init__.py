@@ -1,1 +1,1 @@
-"""What `fedspd bench` measures: ratios, each of two things that took turns in the same run, on the same machine."""
+"""Benchmarks of `fedspd bench`: ratios between two timings that took turns on the same machine."""

@@ -1,4 +1,4 @@
-"""What the network costs: a round of real peers on this machine against the same round of the simulator.
+"""Benchmark of the network: a round of real peers on this machine and one of the simulator.
 
 Shapes: E examples, I channels, H height, W width.
 """
@@ -13,80 +13,85 @@ from statistics import median
 import numpy as np
 
 from fedspd.bench import plain
-from fedspd.bench.rounds import POOL, RoundClock
-from fedspd.bench.rows import BenchRow, Size
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize
+from fedspd.bench.rounds import POOL_FACTOR, TEST_EXAMPLES, RoundClock
 from fedspd.config import ExperimentConfig, validate
 from fedspd.experiment.runner import run
 from fedspd.node.host import local_network
 from fedspd.node.host.local_network import NodeProcess
 
 PEERS, WORKERS = 8, 2
-FIRST = 2  # rounds that are left out: epochs are doubled in the first, and whatever is new is met in both
-GLANCE = 0.02  # seconds between two looks at the peers
+TURNS_AT_MOST = 3
+WARM_UP_ROUNDS = 2  # the first has doubled epochs, and both do things for the first time
+POLL_SECONDS = 0.02
 
 
-def rows(size: Size) -> Iterator[BenchRow]:
-    """By turns, so that whatever else the machine does meets both."""
+def measure_peers(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare a round of real peers with a round of the simulator.
+
+    They alternate, so that other load on the machine meets both.
+    """
     with tempfile.TemporaryDirectory(prefix="fedspd-") as folder:
         config = _config(size, Path(folder))
         turns = [
-            (_of_peers(config, Path(folder) / f"{turn}"), _simulated(config))
-            for turn in range(min(size.turns, 3))
+            (_time_peers(config, Path(folder) / f"{turn}"), _time_simulator(config))
+            for turn in range(min(size.turns, TURNS_AT_MOST))
         ]
-    peers, simulated = (median(seconds) for seconds in zip(*turns, strict=True))
-    what = f"peers: seconds of a round of {PEERS} peers over those of the simulator with {WORKERS} workers"
-    yield BenchRow.of(
+    peers, simulator = (median(seconds) for seconds in zip(*turns, strict=True))
+    yield BenchmarkResult.from_turns(
         "peers",
-        what,
-        [one / other for one, other in turns],
+        f"peers: seconds of a round of {PEERS} peers over those of the simulator with "
+        f"{WORKERS} workers",
+        [peers / simulator for peers, simulator in turns],
         1.5,
-        False,
+        at_least=False,
         peers=peers,
-        simulator=simulated,
+        simulator=simulator,
     )
 
 
-def _config(size: Size, folder: Path) -> ExperimentConfig:
-    x_EIHW, y_E = plain.pixels(1, int(POOL * PEERS * size.examples))[0]
-    np.savez(
-        folder / "pixels.npz", x_train=x_EIHW, y_train=y_E, x_test=x_EIHW[:500], y_test=y_E[:500]
+def _config(size: BenchmarkSize, folder: Path) -> ExperimentConfig:
+    x_EIHW, y_E = plain.pixels(1, int(POOL_FACTOR * PEERS * size.examples))[0]
+    x_test, y_test = x_EIHW[:TEST_EXAMPLES], y_E[:TEST_EXAMPLES]
+    path = folder / "pixels.npz"
+    np.savez(path, x_train=x_EIHW, y_train=y_E, x_test=x_test, y_test=y_test)
+    return validate(
+        {
+            "clients": PEERS,
+            "rounds": WARM_UP_ROUNDS + max(3, size.turns),
+            "evaluate_every": 1000,
+            "data": {"name": str(path), "examples": size.examples},
+            "topology": {"kind": "er", "degree": 3},
+            "model": {"name": "cnn"},
+            "fedspd": {"final_epochs": 0},
+        }
     )
-    tree = {
-        "clients": PEERS,
-        "rounds": FIRST + max(3, size.turns),
-        "evaluate_every": 1000,
-        "data": {"name": str(folder / "pixels.npz"), "examples": size.examples},
-        "topology": {"kind": "er", "degree": 3},
-        "model": {"name": "cnn"},
-        "fedspd": {"final_epochs": 0},
-    }
-    return validate(tree)
 
 
-def _simulated(config: ExperimentConfig) -> float:
+def _time_simulator(config: ExperimentConfig) -> float:
     clock = RoundClock()
     run(config, workers=WORKERS, callbacks=[clock])
-    ends = [(event["round"], at) for at, _, event in clock.rounds]
+    ends = [(end.event["round"], end.wall) for end in clock.ends]
     return _seconds_per_round(ends, config.rounds)
 
 
-def _of_peers(config: ExperimentConfig, folder: Path) -> float:
-    """A round is done when the last peer has committed it."""
-    said: list[tuple[int, float]] = []
+def _time_peers(config: ExperimentConfig, folder: Path) -> float:
+    """Return the seconds per round; a round ends when the last peer commits it."""
+    ends: list[tuple[int, float]] = []
 
     def listen(nodes: Sequence[NodeProcess]) -> None:
         slowest = min(node.last.get("round", 0) for node in nodes)
-        if slowest > (said[-1][0] if said else 0):
-            said.append((slowest, time.perf_counter()))
+        if slowest > (ends[-1][0] if ends else 0):
+            ends.append((slowest, time.perf_counter()))
 
     local_network.create(config, folder)
-    local_network.up(folder, config, listen, GLANCE)
-    return _seconds_per_round(said, config.rounds)
+    local_network.up(folder, config, listen, POLL_SECONDS)
+    return _seconds_per_round(ends, config.rounds)
 
 
-def _seconds_per_round(said: Sequence[tuple[int, float]], last: int) -> float:
-    """The last round has a test, and is left out too."""
-    counted = [(round, at) for round, at in said if FIRST <= round < last]
+def _seconds_per_round(ends: Sequence[tuple[int, float]], last: int) -> float:
+    """Return the median over rounds, without the warm-up and the last one, which has a test."""
+    counted = [(round, end) for round, end in ends if WARM_UP_ROUNDS <= round < last]
     return median(
-        (now - before) / (round - earlier) for (earlier, before), (round, now) in pairwise(counted)
+        (end - start) / (round - previous) for (previous, start), (round, end) in pairwise(counted)
     )

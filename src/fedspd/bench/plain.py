@@ -1,6 +1,6 @@
-"""The yardstick: the paper's MNIST CNN and a loop over batches, as anybody would write them in plain torch.
+"""The yardstick: the paper's MNIST CNN and a training loop in plain torch.
 
-Only torch is imported, so that the benchmark of other packages can train the same model in their environments.
+Only torch is imported, so that other packages can train the same model in their environments.
 
 Shapes: E examples of a client, I channels, H height, W width.
 """
@@ -15,6 +15,8 @@ LR, MOMENTUM, BATCH, EPOCHS = 0.05, 0.5, 50, 5
 
 
 class PlainCNN(nn.Module):
+    """The paper's CNN for MNIST."""
+
     def __init__(self, dropout: float = 0.5) -> None:
         super().__init__()
         self.features = nn.Sequential(
@@ -31,26 +33,30 @@ class PlainCNN(nn.Module):
 
 
 def pixels(clients: int, examples: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Random pixels and labels in the shape of MNIST: how long a step takes does not depend on what is in the picture."""
+    """Return random pixels and labels in MNIST's shape for every client.
+
+    The time of a training step does not depend on the picture.
+    """
     generator = torch.Generator().manual_seed(seed)
-
-    def one() -> tuple[Tensor, Tensor]:
-        return torch.rand(examples, *SHAPE, generator=generator) * 2 - 1, torch.randint(
-            CLASSES, (examples,), generator=generator
-        )
-
-    return [one() for _ in range(clients)]
+    data = []
+    for _ in range(clients):
+        x_EIHW = torch.rand(examples, *SHAPE, generator=generator) * 2 - 1
+        data.append((x_EIHW, torch.randint(CLASSES, (examples,), generator=generator)))
+    return data
 
 
 def train(module: nn.Module, x_EIHW: Tensor, y_E: Tensor, generator: torch.Generator) -> None:
+    """Train the module for EPOCHS epochs."""
     optimiser = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
     module.train()
     for batch in batches(len(y_E), generator):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(module(x_EIHW[batch]), y_E[batch]).backward()  # type: ignore[no-untyped-call]
+        loss = nn.functional.cross_entropy(module(x_EIHW[batch]), y_E[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 
 def batches(examples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the indices of every batch of every epoch."""
     for _ in range(EPOCHS):
         yield from torch.split(torch.randperm(examples, generator=generator), BATCH)

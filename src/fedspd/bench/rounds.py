@@ -1,4 +1,4 @@
-"""Whole runs: what a FedSPD round costs besides its training and its losses, and how a round grows with the clients.
+"""Benchmarks of complete runs: the overhead of a FedSPD round, and its growth with the clients.
 
 Shapes: E examples, I channels, H height, W width, F features.
 """
@@ -13,84 +13,104 @@ import torch
 from torch import Tensor
 
 from fedspd.bench import plain
-from fedspd.bench.rows import BenchRow, Size
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize
 from fedspd.experiment.callbacks import Callback
 from fedspd.experiment.runner import run
 from fedspd.storage.atomic import Json
 
-POOL = 1.25  # examples in the pool for each one that is dealt
-FEW = 20  # examples of a client where clients are many
+POOL_FACTOR = 1.25  # examples in the pool for each one that is assigned
+FEW_EXAMPLES = 20  # of each client, if there are many clients
+TEST_EXAMPLES = 500
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class Timed(NamedTuple):
-    """A round of a run, from the end of the one before it."""
+class RoundTiming(NamedTuple):
+    """The time of a round, since the end of the previous one."""
 
     round: int
     seconds: float
-    processor: float  # seconds that it worked for us
+    processor: float  # seconds of this process on a core
     passes: float  # seconds of training and of losses
+
+
+class RoundEnd(NamedTuple):
+    """The clocks at the end of a round, and its event."""
+
+    wall: float
+    processor: float
+    event: Json
 
 
 class RoundClock(Callback):
     """The callback that notes the wall-clock and the processor time at the end of each round."""
 
     def __init__(self) -> None:
-        self.rounds: list[tuple[float, float, Json]] = []
+        self.ends: list[RoundEnd] = []
 
     def on_round(self, event: Json) -> None:
-        self.rounds.append((time.perf_counter(), time.process_time(), event))
+        self.ends.append(RoundEnd(time.perf_counter(), time.process_time(), event))
 
 
-def overhead_rows(size: Size) -> Iterator[BenchRow]:
-    """Everything that a run does between two rounds is counted, records and checkpoints included; tests of the clients
-    are not, since a run chooses how often it wants them."""
-    x_EIHW, y_E = plain.pixels(1, int(POOL * size.clients * size.examples))[0]
+def measure_overhead(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare a FedSPD round with its training and loss passes.
+
+    Records and checkpoints between two rounds count. Evaluations do not, because a run chooses how
+    often it has them.
+    """
+    x_EIHW, y_E = plain.pixels(1, int(POOL_FACTOR * size.clients * size.examples))[0]
+    data = (x_EIHW, y_E, x_EIHW[:TEST_EXAMPLES], y_E[:TEST_EXAMPLES])
     config = {
         "clients": size.clients,
         "data": {"examples": size.examples},
         "topology": {"degree": min(6, size.clients - 1)},
         "model": {"name": "cnn"},
     }
-    rounds = timed_rounds(config, (x_EIHW, y_E, x_EIHW[:500], y_E[:500]), size.turns)
-    what = "a whole FedSPD round: seconds over those of its training and loss passes"
-    numbers = {
-        "round": median(timed.seconds for timed in rounds),
-        "passes": median(timed.passes for timed in rounds),
-    }
-    yield BenchRow.of(
-        "round", what, [timed.seconds / timed.passes for timed in rounds], 1.10, False, **numbers
+    rounds = time_rounds(config, data, size.turns)
+    yield BenchmarkResult.from_turns(
+        "round",
+        "a complete FedSPD round: seconds over those of its training and loss passes",
+        [timing.seconds / timing.passes for timing in rounds],
+        1.10,
+        at_least=False,
+        round=median(timing.seconds for timing in rounds),
+        passes=median(timing.passes for timing in rounds),
     )
 
 
-def growth_rows(size: Size) -> Iterator[BenchRow]:
-    """Counted in seconds of the processor: the sizes cannot take turns, and whatever else the machine does would meet one alone."""
+def measure_growth(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare the time per round and client of large networks with that of a small one.
+
+    Processor time counts: the sizes cannot take turns, so other load would meet only one of them.
+    """
     seconds = {
-        N: [timed.processor / N for timed in timed_rounds(*small_network(N), size.turns)]
-        for N in size.growth
+        clients: [t.processor / clients for t in time_rounds(*small_network(clients), size.turns)]
+        for clients in size.growth
     }
-    numbers = {f"clients_{clients}": median(each) for clients, each in seconds.items()}
-    few, many = size.growth[0], max(size.growth[1:], key=lambda clients: median(seconds[clients]))
-    what = f"growth: seconds per round and client with {many:,} clients over those with {few}"
-    yield BenchRow.of(
-        "growth", what, [s / median(seconds[few]) for s in seconds[many]], 1.15, False, **numbers
+    medians = {clients: median(each) for clients, each in seconds.items()}
+    few, *larger = size.growth
+    many = max(larger, key=lambda clients: medians[clients])
+    yield BenchmarkResult.from_turns(
+        "growth",
+        f"growth: seconds per round and client with {many:,} clients over those with {few}",
+        [each / medians[few] for each in seconds[many]],
+        1.15,
+        at_least=False,
+        **{f"clients_{clients}": each for clients, each in medians.items()},
     )
 
 
 def small_network(
     clients: int, hidden: int = 26, degree: int = 6, clusters: int = 2
 ) -> tuple[dict[str, Any], Arrays]:
-    """A config and its data: with the usual 26 hidden units a model has 1,960 parameters."""
+    """Return a config and its data; with 26 hidden units a model has 1,960 parameters."""
     generator = torch.Generator().manual_seed(0)
-    examples = int(POOL * clients * FEW)
-    x_EF, y_E = (
-        torch.rand(examples, 64, generator=generator),
-        torch.randint(plain.CLASSES, (examples,), generator=generator),
-    )
+    examples = int(POOL_FACTOR * clients * FEW_EXAMPLES)
+    x_EF = torch.rand(examples, 64, generator=generator)
+    y_E = torch.randint(plain.CLASSES, (examples,), generator=generator)
     config = {
         "clients": clients,
         "clusters": clusters,
-        "data": {"examples": FEW, "test_examples": 1, "mixture": "iid"},
+        "data": {"examples": FEW_EXAMPLES, "test_examples": 1, "mixture": "iid"},
         "topology": {"degree": degree},
         "model": {"name": "mlp", "hidden": hidden},
         "training": {"batch": 10, "epochs": 1},
@@ -98,8 +118,11 @@ def small_network(
     return config, (x_EF, y_E, x_EF[:clients], y_E[:clients])
 
 
-def timed_rounds(config: Mapping[str, Any], data: Arrays, turns: int) -> list[Timed]:
-    """`turns` rounds with one worker; before them comes one with doubled epochs, after them one with a test."""
+def time_rounds(config: Mapping[str, Any], data: Arrays, turns: int) -> list[RoundTiming]:
+    """Run with one worker and return the timings of `turns` rounds.
+
+    The first round, with doubled epochs, and the last one, with an evaluation, do not count.
+    """
     clock = RoundClock()
     rounds = turns + 2
     run(
@@ -107,15 +130,14 @@ def timed_rounds(config: Mapping[str, Any], data: Arrays, turns: int) -> list[Ti
         data=data,
         callbacks=[clock],
     )
-    return [_timed(*before, *now) for before, now in pairwise(clock.rounds[:-1])]
+    return [_timing(previous, end) for previous, end in pairwise(clock.ends[:-1])]
 
 
-def _timed(
-    at: float, worked: float, before: Json, now: float, working: float, event: Json
-) -> Timed:
-    return Timed(
-        event["round"],
-        now - at,
-        working - worked,
-        event["seconds"]["train"] + event["seconds"]["losses"],
+def _timing(previous: RoundEnd, end: RoundEnd) -> RoundTiming:
+    seconds = end.event["seconds"]
+    return RoundTiming(
+        end.event["round"],
+        end.wall - previous.wall,
+        end.processor - previous.processor,
+        seconds["train"] + seconds["losses"],
     )

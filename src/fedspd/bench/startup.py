@@ -1,4 +1,4 @@
-"""How long a run takes to begin, in a fresh process."""
+"""Benchmark of the start of a run, in a new process."""
 
 import os
 import subprocess
@@ -10,53 +10,53 @@ from statistics import median
 
 from torch import Tensor
 
-from fedspd.bench.rows import BenchRow, Size
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize
 from fedspd.models import MLP
 
-SAID = b"now\n"
+SIGNAL = b"now\n"
 PROGRAM = "from fedspd.cli.main import main; main()"
 
 
-class Caller(MLP):
-    """Says when it is first trained: a run is given it as its model."""
+class SignallingMLP(MLP):
+    """A model that prints a signal when its training starts."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            os.write(sys.stdout.fileno(), SAID)
+            os.write(sys.stdout.fileno(), SIGNAL)
         output: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return output
 
 
-def rows(size: Size) -> Iterator[BenchRow]:
-    turns = [
-        (_first_step(), _import_torch()) for _ in range(size.turns)
-    ]  # warm: this process has read the same files
+def measure_startup(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare the time to a run's first training step with that of importing torch.
+
+    The files are in the cache of the system, as this process has read them.
+    """
+    turns = [(_first_step(), _import_torch()) for _ in range(size.turns)]
     step, torch = (median(seconds) for seconds in zip(*turns, strict=True))
-    what = "start-up: seconds to the first training step of a run over those of `import torch`"
-    yield BenchRow.of(
-        "start", what, [s / t for s, t in turns], 3.0, False, first_step=step, import_torch=torch
+    yield BenchmarkResult.from_turns(
+        "start",
+        "start-up: seconds to the first training step of a run over those of `import torch`",
+        [step / torch for step, torch in turns],
+        3.0,
+        at_least=False,
+        first_step=step,
+        import_torch=torch,
     )
 
 
 def _import_torch() -> float:
-    return _until_said("-c", f"import torch, sys, os; os.write(1, {SAID!r})")
+    return _seconds_to_signal("-c", f"import torch, sys, os; os.write(1, {SIGNAL!r})")
 
 
 def _first_step() -> float:
+    model = f"model.name={__name__}:{SignallingMLP.__name__}"
     with tempfile.TemporaryDirectory(prefix="fedspd-") as folder:
-        return _until_said(
-            "-c",
-            PROGRAM,
-            "run",
-            f"model.name={__name__}:{Caller.__name__}",
-            "--out",
-            f"{folder}/run",
-            "--json",
-        )
+        return _seconds_to_signal("-c", PROGRAM, "run", model, "--out", f"{folder}/run", "--json")
 
 
-def _until_said(*arguments: str) -> float:
-    """Seconds until the program says so; it is then stopped."""
+def _seconds_to_signal(*arguments: str) -> float:
+    """Return the seconds until a new Python process prints the signal, and stop it."""
     started = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -65,5 +65,5 @@ def _until_said(*arguments: str) -> float:
         line = process.stdout.readline()
         seconds = time.perf_counter() - started
         process.kill()
-        assert line == SAID, line
+        assert line == SIGNAL, line
     return seconds

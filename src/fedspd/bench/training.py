@@ -1,7 +1,7 @@
-"""Local training against the plain loop, in one process and in two, and what a second worker gains.
+"""Benchmarks of local training: fedspd and a plain torch loop, in one process and in two.
 
-Both train the paper's MNIST CNN on the same random pixels, with the same first model and batches, one thread per process.
-Only how dropout draws its mask differs.
+Both train the paper's MNIST CNN on the same random pixels, with the same first model and batches,
+and one thread per process. Only dropout draws its mask differently.
 
 Shapes: E examples of a client, I channels, H height, W width.
 """
@@ -19,7 +19,7 @@ from torch import nn
 
 from fedspd.algorithms.local import Local, State
 from fedspd.bench import plain
-from fedspd.bench.rows import BenchRow, Contestant, Size, take_turns
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
@@ -32,7 +32,7 @@ from fedspd.models.dropout import Dropout
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import Child
 
-SGD = TrainingOptions(
+TRAINING = TrainingOptions(
     lr=plain.LR,
     momentum=plain.MOMENTUM,
     batch=plain.BATCH,
@@ -43,50 +43,50 @@ KEY = Key(0, round=1)
 WORKERS = (1, 2)
 
 
-def rows(size: Size) -> Iterator[BenchRow]:
-    data, trained = block(size), size.clients * size.examples * SGD.epochs
+def measure_training(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare the speed of local training, and the gain by a second process."""
+    data = make_block(size)
     with ExitStack() as stack:
-        loops = [
-            with_plain_loop(data, workers, stack) for workers in WORKERS
-        ]  # first: a fork inherits how memory is kept
-        ours = [with_fedspd(data, workers, stack) for workers in WORKERS]
-        turns = take_turns([*ours, *loops], size.turns)
+        # The plain loops start first: a fork inherits how its parent keeps freed memory.
+        loops = [plain_loop(data, workers, stack) for workers in WORKERS]
+        rounds = [fedspd_round(data, workers, stack) for workers in WORKERS]
+        turns = time_in_turns([*rounds, *loops], size.turns)
+    examples = size.clients * size.examples * TRAINING.epochs
     fedspd_1, fedspd_2, plain_1, plain_2 = (
-        trained / median(seconds) for seconds in zip(*turns, strict=True)
+        examples / median(seconds) for seconds in zip(*turns, strict=True)
     )
     what = "local training: examples per second over those of a plain torch loop"
-    yield BenchRow.of(
+    yield BenchmarkResult.from_turns(
         "training_1",
         f"{what}, one process",
-        [p / f for f, _, p, _ in turns],
+        [p1 / f1 for f1, _, p1, _ in turns],
         1.6,
-        True,
+        at_least=True,
         fedspd=fedspd_1,
         plain=plain_1,
     )
-    yield BenchRow.of(
+    yield BenchmarkResult.from_turns(
         "training_2",
         f"{what}, two processes",
-        [p / f for _, f, _, p in turns],
+        [p2 / f2 for _, f2, _, p2 in turns],
         1.6,
-        True,
+        at_least=True,
         fedspd=fedspd_2,
         plain=plain_2,
     )
-    gains = [(f1 / f2) / (p1 / p2) for f1, f2, p1, p2 in turns]
-    what = "two workers: their gain over one, over that of two plain loops"
-    yield BenchRow.of(
+    yield BenchmarkResult.from_turns(
         "second_worker",
-        what,
-        gains,
+        "speed-up by a second worker over that by a second plain loop",
+        [(f1 / f2) / (p1 / p2) for f1, f2, p1, p2 in turns],
         0.95,
-        True,
+        at_least=True,
         fedspd=fedspd_2 / fedspd_1,
         plain=plain_2 / plain_1,
     )
 
 
-def block(size: Size) -> Block:
+def make_block(size: BenchmarkSize) -> Block:
+    """Return all clients with random pixels."""
     x_EIHW, y_E = zip(*plain.pixels(size.clients, size.examples), strict=True)
     return Block(range(size.clients), size.clients, x_EIHW, y_E, size.examples)
 
@@ -95,37 +95,40 @@ def block(size: Size) -> Block:
 
 
 @dataclass(frozen=True)
-class OnlyTrain(Local):
-    """A round of local training and nothing else, from the same models every time."""
+class TrainOnly(Local):
+    """A method whose round is local training from the same models every time."""
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         learner.train(state.model_CP, data, key)
         return state
-        yield  # a generator that asks for nothing
+        yield  # makes this a generator, which asks for nothing
 
 
-def with_fedspd(data: Block, workers: int, stack: ExitStack) -> Contestant:
-    plan = Plan(OnlyTrain(), Learner(network, SGD), data, data, [], 1, Key(KEY.seed))
+def fedspd_round(data: Block, workers: int, stack: ExitStack) -> TimedTask:
+    """Return a task that trains all clients with fedspd's simulator."""
+    plan = Plan(TrainOnly(), Learner(build_cnn, TRAINING), data, data, [], 1, Key(KEY.seed))
     engine = stack.enter_context(closing(Simulator(plan, workers)))
     engine.begin()
-    alone = Graph.from_edges(len(data), [])
-    return lambda: engine.round(KEY.round, alone).seconds["total"]
+    empty = Graph.from_edges(len(data), [])
+    return lambda: engine.round(KEY.round, empty).seconds["total"]
 
 
-def network() -> nn.Module:
+def build_cnn() -> nn.Module:
+    """Return fedspd's CNN for MNIST."""
     return PaperCNN(plain.SHAPE, plain.CLASSES)
 
 
 # ---- the plain loop
 
 
-def with_plain_loop(data: Block, workers: int, stack: ExitStack) -> Contestant:
+def plain_loop(data: Block, workers: int, stack: ExitStack) -> TimedTask:
+    """Return a task that trains all clients with plain loops in this many processes."""
     blocks = split_clients([len(y) for y in data.y], workers)
     children = [Child("A plain loop", partial(_train_plain, data, clients)) for clients in blocks]
     for child in children:
         stack.enter_context(closing(child))
 
-    def turn() -> float:
+    def train() -> float:
         started = time.perf_counter()
         for child in children:
             child.send("go")
@@ -133,7 +136,7 @@ def with_plain_loop(data: Block, workers: int, stack: ExitStack) -> Contestant:
             child.receive()
         return time.perf_counter() - started
 
-    return turn
+    return train
 
 
 def _train_plain(data: Block, clients: range, connection: Connection) -> None:
@@ -149,29 +152,27 @@ def _train_plain(data: Block, clients: range, connection: Connection) -> None:
 # ---- the same work
 
 
-def difference(size: Size) -> float:
-    """The largest difference between the parameters that both find for client 0, in float64 and without dropout:
-    rounding, if they do the same work."""
+def measure_difference(size: BenchmarkSize) -> float:
+    """Return the largest difference between the parameters that both find for client 0.
+
+    In float64 and without dropout it is a rounding error if both do the same work.
+    """
     x_EIHW, y_E = plain.pixels(1, size.examples)[0]
-    ours, module = (
-        Learner(_without_dropout, SGD, dtype=torch.float64),
-        plain.PlainCNN(dropout=0.0).double(),
-    )
-    first_P = ours.draw(Key(KEY.seed).of("model", 0))
-    module.load_state_dict(
-        dict(zip(module.state_dict(), ours.export(first_P).values(), strict=True))
-    )
-    found = ours.export(
-        ours.train(first_P[None], Block([0], 1, [x_EIHW], [y_E], size.examples), KEY)[0]
-    )
+    learner = Learner(_build_without_dropout, TRAINING, dtype=torch.float64)
+    module = plain.PlainCNN(dropout=0.0).double()
+    first_P = learner.draw(Key(KEY.seed).of("model", 0))
+    first = learner.export(first_P).values()
+    module.load_state_dict(dict(zip(module.state_dict(), first, strict=True)))
+    client = Block([0], 1, [x_EIHW], [y_E], size.examples)
+    trained = learner.export(learner.train(first_P[None], client, KEY)[0])
     plain.train(module, x_EIHW.double(), y_E, KEY.of(0, "order").torch())
-    pairs = zip(found.values(), module.state_dict().values(), strict=True)
+    pairs = zip(trained.values(), module.state_dict().values(), strict=True)
     return max(float((own - other).abs().max()) for own, other in pairs)
 
 
-def _without_dropout() -> nn.Module:
-    built = network()
-    for layer in built.modules():
+def _build_without_dropout() -> nn.Module:
+    module = build_cnn()
+    for layer in module.modules():
         if isinstance(layer, Dropout):
             layer.p = 0.0
-    return built
+    return module

@@ -1,82 +1,93 @@
-"""What bench does: measure, and show what was found."""
+"""The command bench."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
 from fedspd.bench import rounds, startup, training
-from fedspd.bench.rows import FULL, QUICK, BenchRow, Size, machine
-from fedspd.runtime.processes import require_fork
+from fedspd.bench.results import FULL, QUICK, BenchmarkResult, BenchmarkSize, describe_machine
 
-Measurement = Callable[[Size], Iterator[BenchRow]]
-MEASUREMENTS: dict[str, Measurement] = {
-    "local training": training.rows,
-    "a whole round": rounds.overhead_rows,
-    "growth": rounds.growth_rows,
-    "start-up": startup.rows,
+Benchmark = Callable[[BenchmarkSize], Iterator[BenchmarkResult]]
+BENCHMARKS: dict[str, Benchmark] = {
+    "local training": training.measure_training,
+    "a complete round": rounds.measure_overhead,
+    "growth": rounds.measure_growth,
+    "start-up": startup.measure_startup,
 }
-WORKLOAD = "The paper's MNIST CNN on random pixels of MNIST's shape, batch 50, 5 local epochs, {clients} clients x {examples} examples"
 
 
 def bench(quick: bool, as_json: bool) -> None:
-    require_fork("The benchmark")
+    """Run all benchmarks of this machine and show their results."""
     size = QUICK if quick else FULL
-    difference = training.difference(size)
-    rows = _measure(size, MEASUREMENTS)
+    difference = training.measure_difference(size)
+    results = _measure(size, BENCHMARKS)
     if as_json:
-        about = {"machine": machine(), "size": asdict(size), "difference": difference}
-        print(json.dumps({"rows": [row.as_json() for row in rows], **about}))
+        _print_json(results, size, difference=difference)
         return
+    turns = "1 turn" if size.turns == 1 else f"{size.turns} turns"
     notes = (
-        f"{WORKLOAD.format(clients=size.clients, examples=size.examples)}; medians of {size.turns} turn{'s' if size.turns > 1 else ''}.",
-        f"fedspd and the plain loop train the same parameters up to {difference:.0e} (float64, without dropout).",
+        f"{_describe_workload(size.clients, size.examples)}; medians of {turns}.",
+        f"fedspd and the plain loop train the same parameters up to {difference:.0e} "
+        "(float64, without dropout).",
     )
-    Console().print(table(rows), *notes, sep="\n")
+    Console().print(result_table(results), *notes, sep="\n")
 
 
 def bench_peers(quick: bool, as_json: bool) -> None:
+    """Run the benchmark of real peers and show its result."""
     from fedspd.bench import peers  # needs the extra `node`
 
     size = QUICK if quick else FULL
-    rows = _measure(size, {"peers": peers.rows})
+    results = _measure(size, {"peers": peers.measure_peers})
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "rows": [row.as_json() for row in rows],
-                    "machine": machine(),
-                    "size": asdict(size),
-                }
-            )
-        )
+        _print_json(results, size)
         return
     notes = (
-        f"{WORKLOAD.format(clients=peers.PEERS, examples=size.examples)}, once started.",
-        "On a machine that is busy with other work the ratio flatters the peers: they are more processes than the simulator has.",
+        f"{_describe_workload(peers.PEERS, size.examples)}, once started.",
+        "On a busy machine the ratio flatters the peers: they have more processes than the "
+        "simulator.",
     )
-    Console().print(table(rows), *notes, sep="\n")
+    Console().print(result_table(results), *notes, sep="\n")
 
 
-def _measure(size: Size, measurements: Mapping[str, Measurement]) -> list[BenchRow]:
-    found: list[BenchRow] = []
+def _describe_workload(clients: int, examples: int) -> str:
+    return (
+        "The paper's MNIST CNN on random pixels of MNIST's shape, batch 50, 5 local epochs, "
+        f"{clients} clients x {examples} examples"
+    )
+
+
+def _measure(size: BenchmarkSize, benchmarks: Mapping[str, Benchmark]) -> list[BenchmarkResult]:
+    results: list[BenchmarkResult] = []
     with Console(stderr=True).status("") as status:
-        for name, measurement in measurements.items():
+        for name, benchmark in benchmarks.items():
             status.update(f"Measuring: {name}")
-            found.extend(measurement(size))
-    return found
+            results.extend(benchmark(size))
+    return results
 
 
-def table(rows: list[BenchRow]) -> Table:
-    shown = Table(
-        "what", title="Ratios, each measured in this run", title_justify="left", show_lines=True
+def _print_json(results: Sequence[BenchmarkResult], size: BenchmarkSize, **more: float) -> None:
+    rows = [result.as_json() for result in results]
+    document = {"rows": rows, "machine": describe_machine(), "size": asdict(size), **more}
+    print(json.dumps(document))
+
+
+def result_table(results: Sequence[BenchmarkResult]) -> Table:
+    """Return a table with a row per result."""
+    table = Table(
+        "benchmark",
+        title="Ratios, each measured in this run",
+        title_justify="left",
+        show_lines=True,
     )
-    for column in ("ratio", "of single turns", "target", "met"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        target = f"{'at least' if row.at_least else 'at most'} {row.target:.2f}"
-        spread = f"{row.lowest:.2f} to {row.highest:.2f}"
-        shown.add_row(row.what, f"{row.ratio:.2f}", spread, target, "yes" if row.met else "no")
-    return shown
+    for head in ("ratio", "single turns", "target", "met"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for result in results:
+        target = f"{'at least' if result.at_least else 'at most'} {result.target:.2f}"
+        turns = f"{result.lowest:.2f} to {result.highest:.2f}"
+        met = "yes" if result.is_met else "no"
+        table.add_row(result.what, f"{result.ratio:.2f}", turns, target, met)
+    return table
