@@ -129,17 +129,19 @@ def samples(status: Json) -> Iterator[Sample]:
     yield Sample("fedspd_round", "gauge", {}, status["round"])
     yield Sample("fedspd_rounds", "gauge", {}, status["rounds"])
     yield Sample("fedspd_deadline_seconds", "gauge", {}, status["deadline"])
-    for metric, field, kind in (
-        ("alive", "alive", "gauge"),
-        ("round", "round", "gauge"),
-        ("malformed_total", "malformed", "counter"),
+    for metric, kind, field in (
+        ("fedspd_neighbour_alive", "gauge", "alive"),
+        ("fedspd_neighbour_round", "gauge", "round"),
+        ("fedspd_neighbour_malformed_total", "counter", "malformed"),
     ):
         for name, neighbour in status["neighbours"].items():
-            labels = {"neighbour": name}
-            yield Sample(f"fedspd_neighbour_{metric}", kind, labels, int(neighbour[field]))
-    for direction in ("sent", "received"):
+            yield Sample(metric, kind, {"neighbour": name}, int(neighbour[field]))
+    for metric, direction in (
+        ("fedspd_sent_bytes_total", "sent"),
+        ("fedspd_received_bytes_total", "received"),
+    ):
         for name, count in status["bytes"][direction].items():
-            yield Sample(f"fedspd_{direction}_bytes_total", "counter", {"neighbour": name}, count)
+            yield Sample(metric, "counter", {"neighbour": name}, count)
     for reason, count in status["refused"].items():
         yield Sample("fedspd_refused_total", "counter", {"reason": reason}, count)
     if status["accuracy"] is not None:
