@@ -114,6 +114,17 @@ def test_batchnorm_has_the_statistics_of_each_client():
     assert [norm["0.num_batches_tracked"].item() for norm in norms] == [1, 1]
 
 
+def test_averaged_counter_is_rounded_as_in_the_loop():
+    """BatchNorm's counter of 6.75 is 7 when it is loaded, and 8 after one step."""
+    factory = partial(nn.Sequential, nn.BatchNorm1d(1), nn.Linear(1, 2))
+    training = TrainingOptions(batch=4, epochs=1)
+    data = Block(range(1), 1, [torch.ones(4, 1)], [torch.zeros(4, dtype=torch.long)], 4)
+    for learner in twins(factory, training):
+        model_CP = first_models(learner, 1)
+        model_CP[:, -1] = 6.75
+        assert learner.train(model_CP, data, KEY)[0, -1].item() == 8
+
+
 @pytest.mark.parametrize("option", ["only", "weight", "pull", "regression"])
 def test_every_training_option_works_as_in_the_loop(option):
     regression = option == "regression"
