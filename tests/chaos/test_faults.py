@@ -1,4 +1,4 @@
-"""Real peers in network namespaces: killed, parted, and together again. All faults at length: make chaos."""
+"""Real peers in network namespaces, killed and partitioned; `make chaos` runs all scenarios."""
 
 import time
 
@@ -7,8 +7,8 @@ import pytest
 from chaos import __main__ as chaos
 from chaos.faults import SCENARIOS
 from chaos.fleet import Fleet
-from chaos.hosts import Hosts, why_not
-from chaos.measures import lost, out_of_order, read
+from chaos.hosts import NamespaceNetwork, missing_requirement
+from chaos.measures import find_disordered_rounds, find_lost_rounds, read_journals
 from chaos.relay import Relay
 
 NAMES = [scenario.name for scenario in SCENARIOS]
@@ -16,45 +16,48 @@ NAMES = [scenario.name for scenario in SCENARIOS]
 
 @pytest.fixture(autouse=True, scope="module")
 def _namespaces() -> None:
-    if reason := why_not():
-        pytest.skip(f"no network namespaces here: {reason}")
+    if problem := missing_requirement():
+        pytest.skip(f"network namespaces are not available: {problem}")
 
 
-def hear_each_other(fleet: Fleet, after: float) -> bool:
+def all_receive(fleet: Fleet, after: float) -> bool:
+    """Return whether every node has received from all its neighbours after some time."""
     return all(
-        set(fleet.hearing(name, after)) == set(near) for name, near in fleet.neighbours.items()
+        set(fleet.first_with(name, after)) == set(neighbours)
+        for name, neighbours in fleet.neighbours.items()
     )
 
 
-def test_a_killed_node_and_a_short_partition_cost_nothing_that_was_committed(tmp_path):
-    config = chaos.config(tmp_path, {}, nodes=4, rounds=10_000)
+def test_killed_node_and_short_partition_lose_no_committed_round(tmp_path):
+    config = chaos.build_config(tmp_path, {}, nodes=4, rounds=10_000)
     with (
-        Hosts(4) as hosts,
-        Relay(hosts.machines),
-        Fleet(config, tmp_path / "plant", hosts.machines) as fleet,
+        NamespaceNetwork(4) as network,
+        Relay(network.hosts),
+        Fleet(config, tmp_path / "plant", network.hosts) as fleet,
     ):
-        fleet.until(lambda: fleet.everyone_at(2))
+        fleet.wait_until(lambda: fleet.has_reached(2))
         fleet.kill("node-1")
         restarted = fleet.restart("node-1")
-        fleet.until(lambda: hear_each_other(fleet, restarted))
+        fleet.wait_until(lambda: all_receive(fleet, restarted))
 
-        hosts.cable("down")
-        fleet.pause(2.0)
-        hosts.cable("up")
-        healed = time.monotonic()
-        fleet.until(lambda: hear_each_other(fleet, healed))
-        fleet.leave()
-    journals = read(fleet)
-    assert [*lost(fleet), *out_of_order(journals)] == []
+        network.set_cable("down")
+        fleet.wait_for(2.0)
+        network.set_cable("up")
+        mended = time.monotonic()
+        fleet.wait_until(lambda: all_receive(fleet, mended))
+        fleet.stop()
+    journals = read_journals(fleet)
+    assert [*find_lost_rounds(fleet), *find_disordered_rounds(journals)] == []
     assert len(fleet.kills) == 1
-    heard_in = min(seen.event["round"] for seen in fleet.hearing("node-1", restarted).values())
-    assert heard_in <= fleet.of("node-1", restarted)[0].event["round"] + 1
+    received = fleet.first_with("node-1", restarted).values()
+    first_own_round = fleet.observations_of("node-1", restarted)[0].event["round"]
+    assert min(seen.event["round"] for seen in received) <= first_own_round + 1
     assert all(events[-1]["accuracy"] > 0.6 for events in journals.values())
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_fault_is_survived(name, tmp_path):
+def test_network_survives_every_scenario(name, tmp_path):
     (row,) = chaos.run([scenario for scenario in SCENARIOS if scenario.name == name], tmp_path)
     assert row["problems"] == []

@@ -1,4 +1,4 @@
-"""The judge is judged: whatever must not happen to a journal is seen, and the table says what was measured."""
+"""The results of scenarios: every problem of a journal is found, and the table is right."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,16 @@ import pytest
 
 from chaos import table
 from chaos.faults import SCENARIOS, Fault
-from chaos.fleet import Fleet, Killed, Seen
-from chaos.hosts import Machine
-from chaos.measures import late, lost, measured, out_of_order, read, verdict
+from chaos.fleet import Fleet, Kill, Observation
+from chaos.hosts import Host
+from chaos.measures import (
+    find_disordered_rounds,
+    find_lost_rounds,
+    find_slow_recoveries,
+    judge,
+    read_journals,
+    summarise,
+)
 from fedspd.config import validate
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,25 +29,22 @@ def done(round: int, heard: list[str], missing: list[str]) -> dict[str, object]:
 
 @pytest.fixture
 def fleet(tmp_path) -> Fleet:
-    """Two nodes with two rounds, of which node-0 did the second without node-1; a round took two seconds."""
+    """Two nodes with two rounds of two seconds; node-0 did the second without node-1."""
     tree = {
         "clients": 2,
         "rounds": 2,
         "topology": {"kind": "complete"},
         "model": {"name": "mlp", "hidden": 4},
     }
-    found = Fleet(
-        validate(tree),
-        tmp_path / "plant",
-        [Machine(None, f"127.0.0.1:{port}", "") for port in (7700, 7701)],
-    )
+    hosts = [Host(None, f"127.0.0.1:{port}", "") for port in (7700, 7701)]
+    found = Fleet(validate(tree), tmp_path / "plant", hosts)
     events = {
         "node-0": [done(1, ["node-1"], []), done(2, [], ["node-1"]), FINAL],
         "node-1": [done(1, ["node-0"], []), done(2, ["node-0"], []), FINAL],
     }
     for name, lines in events.items():
         write(found, name, lines)
-        found.history += [Seen(10.0 + 2 * i, name, event) for i, event in enumerate(lines)]
+        found.history += [Observation(10.0 + 2 * i, name, event) for i, event in enumerate(lines)]
     return found
 
 
@@ -50,7 +54,7 @@ def write(fleet: Fleet, name: str, events: list[dict[str, object]]) -> None:
     journal.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def test_what_a_run_came_to(fleet):
+def test_summarise_computes_all_results(fleet):
     fault = Fault(
         "SIGKILL node-1",
         began=1.0,
@@ -60,7 +64,7 @@ def test_what_a_run_came_to(fleet):
         rounds=2,
         restarted=True,
     )
-    assert measured(fleet, 1000, 3, [fault], None) == {
+    assert summarise(fleet, 1000, 3, [fault], None) == {
         "accuracy": 75.0,
         "bytes": 1000,
         "resets": 3,
@@ -72,43 +76,44 @@ def test_what_a_run_came_to(fleet):
     }
 
 
-def test_a_committed_round_that_is_gone_is_seen(fleet):
+def test_find_lost_rounds_finds_a_missing_committed_round(fleet):
     before = fleet.nodes["node-1"].journal.read_bytes()
-    fleet.kills.append(Killed("node-1", before, 0))
-    assert lost(fleet) == []
+    fleet.kills.append(Kill("node-1", before, 0))
+    assert find_lost_rounds(fleet) == []
     write(fleet, "node-1", [done(1, [], [])])
-    assert len(lost(fleet)) == 1
+    assert len(find_lost_rounds(fleet)) == 1
 
 
-def test_more_than_one_round_without_a_checkpoint_is_seen(fleet):
-    fleet.kills += [Killed("node-1", b"", 1), Killed("node-0", b"", 2)]
-    assert lost(fleet) == [
-        "node-0 had 2 rounds in its journal and in no checkpoint when it was killed"
+def test_find_lost_rounds_finds_two_rounds_without_a_checkpoint(fleet):
+    fleet.kills += [Kill("node-1", b"", 1), Kill("node-0", b"", 2)]
+    assert find_lost_rounds(fleet) == [
+        "node-0 had 2 rounds in its journal without a checkpoint when it was killed"
     ]
 
 
 @pytest.mark.parametrize("rounds", [[1, 2, 2], [1, 3, 2]])
-def test_a_round_that_was_done_twice_is_seen(fleet, rounds):
-    assert out_of_order(read(fleet)) == []
+def test_find_disordered_rounds_finds_rounds_that_repeat_or_go_back(fleet, rounds):
+    assert find_disordered_rounds(read_journals(fleet)) == []
     write(fleet, "node-0", [done(round, [], []) for round in rounds])
-    assert len(out_of_order(read(fleet))) == 1
+    assert len(find_disordered_rounds(read_journals(fleet))) == 1
 
 
-def test_a_restarted_node_that_is_not_heard_soon_is_seen():
+def test_find_slow_recoveries_finds_a_restart_of_three_rounds():
     slow = Fault("SIGKILL node-1", 0.0, None, 1.0, 9.0, rounds=3, restarted=True)
-    assert late([slow]) == ["SIGKILL node-1: heard again only after 3 rounds"]
-    assert late([slow._replace(rounds=2), slow._replace(restarted=False)]) == []
+    assert find_slow_recoveries([slow]) == ["SIGKILL node-1: recovered only after 3 rounds"]
+    good = [slow._replace(rounds=2), slow._replace(restarted=False)]
+    assert find_slow_recoveries(good) == []
 
 
-def test_two_points_are_the_limit():
-    assert verdict({"accuracy": 93.0, "problems": []}, {"accuracy": 95.0}, judged=True) == []
-    assert verdict({"accuracy": 92.9, "problems": []}, {"accuracy": 95.0}, judged=True) == [
-        "2.1 points of accuracy lost"
-    ]
-    assert verdict({"accuracy": 92.9, "problems": ["a"]}, {"accuracy": 95.0}, judged=False) == ["a"]
+def test_judge_allows_a_loss_of_two_points():
+    undisturbed = {"accuracy": 95.0}
+    at_limit, below = {"accuracy": 93.0, "problems": []}, {"accuracy": 92.9, "problems": ["a"]}
+    assert judge(at_limit, undisturbed, is_judged=True) == []
+    assert judge(below, undisturbed, is_judged=True) == ["a", "2.1 points of accuracy lost"]
+    assert judge(below, undisturbed, is_judged=False) == ["a"]
 
 
-def test_a_row_of_the_table():
+def test_table_shows_medians_maxima_and_the_undisturbed_run():
     faults = [
         {"noticed": 10.0, "healed": 5.0, "rounds": 1},
         {"noticed": None, "healed": 7.0, "rounds": 2},
@@ -124,11 +129,11 @@ def test_a_row_of_the_table():
     }
     line = table.render([{**row, "undisturbed": calm}]).splitlines()[-1]
     assert line == (
-        "| a fault | 10 s | 6 s, at most 7 s | 1.5, at most 2 | 1.2 % | 1.00 (0.50) | 2.1 MB (+5.0 %) | 0.5 points of 95.0 % |"
+        "| a fault | 10 | 6, max 7 | 1.5, max 2 | 1.2 | 1.00 (0.50) | 2.1 (2.0) | 0.5 (95.0 %) |"
     )
 
 
-def test_the_table_of_the_docs_is_that_of_the_last_run():
+def test_table_of_the_docs_shows_the_last_run():
     rows = json.loads((DOCS / "chaos.json").read_text())
     assert [row["name"] for row in rows] == [scenario.name for scenario in SCENARIOS]
     assert table.render(rows) in (DOCS / "reliability.md").read_text()

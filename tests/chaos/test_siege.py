@@ -1,4 +1,4 @@
-"""Strangers at the door of a running node: a thousand connections that say nothing, and others that say anything."""
+"""A node under siege: a thousand idle connections of strangers, and others of random bytes."""
 
 import os
 import socket
@@ -10,58 +10,52 @@ import pytest
 
 from chaos import __main__ as chaos
 from chaos.fleet import Fleet
-from chaos.hosts import local
+from chaos.hosts import local_hosts
 from chaos.relay import Relay
 
 CONNECTIONS = 1000
-SHOUTS = 20  # a second, of random bytes
+MESSAGES = 20  # of random bytes per second
 ROUNDS = 30
 
 
 class Siege(threading.Thread):
-    """Keeps a thousand connections open, calls anew where it is hung up on, and shouts random bytes."""
+    """A thousand connections, of which one sends random bytes and is replaced at a time."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
         host, port = address.rsplit(":", 1)
-        self.place, self.over = (host, int(port)), threading.Event()
-        self.shouts = 0
+        self.address, self.is_over = (host, int(port)), threading.Event()
+        self.sent = 0  # messages
 
     def run(self) -> None:
-        idle = [self._call() for _ in range(CONNECTIONS)]
-        while not self.over.wait(1 / SHOUTS):
-            stranger = self._call()
-            self._shout(stranger)
-            idle[self.shouts % CONNECTIONS].close()
-            idle[self.shouts % CONNECTIONS] = stranger
-            self.shouts += 1
+        idle = [self._connect() for _ in range(CONNECTIONS)]
+        while not self.is_over.wait(1 / MESSAGES):
+            connection = self._connect()
+            with suppress(OSError):  # the node may have closed it
+                connection.sendall(os.urandom(4096))
+            idle[self.sent % CONNECTIONS].close()
+            idle[self.sent % CONNECTIONS] = connection
+            self.sent += 1
         for connection in idle:
             connection.close()
 
-    def _call(self) -> socket.socket:
-        connection = socket.socket()
-        connection.settimeout(5)
-        connection.connect(self.place)
-        return connection
-
-    def _shout(self, connection: socket.socket) -> None:
-        with suppress(OSError):  # it may have hung up already
-            connection.sendall(os.urandom(4096))
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=5)
 
 
 @pytest.mark.long
-def test_strangers_cost_a_node_less_than_half_a_round(tmp_path):
-    config = chaos.config(tmp_path, {}, nodes=4, rounds=10_000)
-    machines = local(4)
-    with Relay(machines), Fleet(config, tmp_path / "plant", machines) as fleet:
-        fleet.until(lambda: fleet.everyone_at(5 + ROUNDS))
-        siege = Siege(machines[0].listen)
+def test_siege_slows_a_node_by_less_than_half(tmp_path):
+    config = chaos.build_config(tmp_path, {}, nodes=4, rounds=10_000)
+    hosts = local_hosts(4)
+    with Relay(hosts), Fleet(config, tmp_path / "plant", hosts) as fleet:
+        fleet.wait_until(lambda: fleet.has_reached(5 + ROUNDS))
+        siege = Siege(hosts[0].listen)
         siege.start()
-        begun = fleet.of("node-0")[-1].event["round"]
-        fleet.until(lambda: fleet.everyone_at(begun + ROUNDS) and siege.shouts > SHOUTS)
-        siege.over.set()
-        fleet.leave()
-        rounds = [seen.event for seen in fleet.of("node-0")]
+        begun = fleet.observations_of("node-0")[-1].event["round"]
+        fleet.wait_until(lambda: fleet.has_reached(begun + ROUNDS) and siege.sent > MESSAGES)
+        siege.is_over.set()
+        fleet.stop()
+        rounds = [seen.event for seen in fleet.observations_of("node-0")]
     seconds = {event["round"]: event["seconds"]["total"] for event in rounds}
     calm = median(seconds[t] for t in range(5, 5 + ROUNDS))
     besieged = median(seconds[t] for t in range(begun + 1, begun + ROUNDS + 1))

@@ -1,1 +1,1 @@
-"""Real peers under real faults: what docs/reliability.md quotes."""
+"""Fault injection into networks of real peers, whose results docs/reliability.md quotes."""

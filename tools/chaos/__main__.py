@@ -1,4 +1,7 @@
-"""`python -m chaos`: every fault on eight real peers, to docs/chaos.json and the table of docs/reliability.md."""
+"""`python -m chaos`: run every scenario on eight real peers.
+
+It writes docs/chaos.json and the table of docs/reliability.md.
+"""
 
 import argparse
 import json
@@ -8,11 +11,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos import digits, table
-from chaos.faults import SCENARIOS, Scenario, Stage, nothing
+from chaos import table
+from chaos.digits import write_digits
+from chaos.faults import SCENARIOS, Scenario, Setup, inject_nothing
 from chaos.fleet import Fleet, Json
-from chaos.hosts import Hosts, why_not
-from chaos.measures import measured, verdict
+from chaos.hosts import NamespaceNetwork, missing_requirement
+from chaos.measures import judge, summarise
 from chaos.relay import Relay
 from fedspd.config import ExperimentConfig, set_key, validate
 
@@ -20,19 +24,14 @@ NODES = 8
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def config(folder: Path, settings: Json, nodes: int = NODES, rounds: int = 30) -> ExperimentConfig:
-    """Digits on a ring with chords: everybody hears the two next on either side."""
+def build_config(
+    folder: Path, settings: Json, nodes: int = NODES, rounds: int = 30
+) -> ExperimentConfig:
+    """Return a config for digits on a ring whose nodes have two neighbours on either side."""
     data, edges = folder / "digits.npz", folder / "edges.txt"
     if not data.exists():
-        digits.write(data)
-        edges.write_text(
-            "".join(
-                f"{i} {(i + step) % nodes}\n"
-                for i in range(nodes)
-                for step in (1, 2)
-                if 2 * step < nodes or i < step
-            )
-        )
+        write_digits(data)
+        edges.write_text(_ring_with_chords(nodes))
     tree: Json = {
         "clients": nodes,
         "rounds": rounds,
@@ -47,55 +46,58 @@ def config(folder: Path, settings: Json, nodes: int = NODES, rounds: int = 30) -
     return validate(tree)
 
 
+def _ring_with_chords(nodes: int) -> str:
+    """Return the edges to the next node and the one after, each edge once."""
+    edges = {frozenset((i, (i + step) % nodes)) for i in range(nodes) for step in (1, 2)}
+    return "".join(f"{min(edge)} {max(edge)}\n" for edge in sorted(edges, key=sorted))
+
+
 def play(scenario: Scenario, config: ExperimentConfig, folder: Path) -> Json:
-    with Hosts(config.clients) as hosts, Relay(hosts.machines) as relay:
-        fleet = Fleet(config, folder, hosts.machines)
+    """Run one scenario and return its results."""
+    with NamespaceNetwork(config.clients) as network, Relay(network.hosts) as relay:
+        fleet = Fleet(config, folder, network.hosts)
         scenario.prepare(fleet)
         with fleet:
-            faults = scenario.story(Stage(fleet, hosts, relay))
-            fleet.wait()
-        return measured(fleet, relay.bytes, relay.resets, faults, scenario.liar)
+            faults = scenario.script(Setup(fleet, network, relay))
+            fleet.wait_for_end()
+        return summarise(fleet, relay.bytes, relay.resets, faults, scenario.byzantine)
 
 
 def run(scenarios: Sequence[Scenario], folder: Path) -> list[Json]:
-    """Each against the undisturbed run of the same config."""
+    """Run the scenarios, each compared with an undisturbed run of the same config."""
     rows: list[Json] = []
     undisturbed: dict[str, Json] = {}
     for scenario in scenarios:
-        settings = config(folder, scenario.settings)
-        kind = json.dumps([scenario.settings, scenario.liar], sort_keys=True)
-        if kind not in undisturbed:
-            calm = Scenario("calm", "nothing", nothing, scenario.settings, liar=scenario.liar)
-            undisturbed[kind] = _told(
-                "undisturbed", play(calm, settings, folder / f"calm-{len(undisturbed)}")
-            )
-        found = _told(scenario.name, play(scenario, settings, folder / scenario.name))
-        found["problems"] = verdict(found, undisturbed[kind], scenario.judged)
-        rows.append(
-            {
-                "name": scenario.name,
-                "title": scenario.title,
-                "rounds": settings.rounds,
-                **found,
-                "undisturbed": undisturbed[kind],
-            }
-        )
+        config = build_config(folder, scenario.settings)
+        key = json.dumps([scenario.settings, scenario.byzantine], sort_keys=True)
+        if key not in undisturbed:
+            undisturbed[key] = _play_undisturbed(scenario, config, folder / f"calm-{len(rows)}")
+        found = _print(scenario.name, play(scenario, config, folder / scenario.name))
+        found["problems"] = judge(found, undisturbed[key], scenario.is_judged)
+        about = {"name": scenario.name, "title": scenario.title, "rounds": config.rounds}
+        rows.append({**about, **found, "undisturbed": undisturbed[key]})
     return rows
 
 
-def _told(name: str, found: Json) -> Json:
+def _play_undisturbed(scenario: Scenario, config: ExperimentConfig, folder: Path) -> Json:
+    calm = Scenario("calm", "nothing", inject_nothing, byzantine=scenario.byzantine)
+    return _print("undisturbed", play(calm, config, folder))
+
+
+def _print(name: str, found: Json) -> Json:
     print(time.strftime("%H:%M:%S"), name, json.dumps(found), flush=True)
     return found
 
 
 def main() -> int:
+    """Run all scenarios, or some; return 1 if a network did not survive one."""
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument(
-        "--only", help="names of scenarios, with commas between them; writes no document"
+        "--only", help="run these scenarios, separated by commas; write no document"
     )
     only = parser.parse_args().only
-    if reason := why_not():
-        print(f"chaos: network namespaces cannot be had here: {reason}", file=sys.stderr)
+    if problem := missing_requirement():
+        print(f"chaos: network namespaces are not available: {problem}", file=sys.stderr)
         return 2
     chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only.split(",")]
     with tempfile.TemporaryDirectory(prefix="fedspd-chaos-") as folder:
@@ -104,7 +106,7 @@ def main() -> int:
         (DOCS / "chaos.json").write_text(json.dumps(rows, indent=1) + "\n")
         table.insert(DOCS / "reliability.md", rows)
     problems = [f"{row['name']}: {problem}" for row in rows for problem in row["problems"]]
-    print("\n".join(problems) or "every fault was survived")
+    print("\n".join(problems) or "the network survived every fault")
     return 1 if problems else 0
 
 

@@ -1,17 +1,18 @@
-"""A node that trains like the others, and gives its neighbours ten times the opposite of its models."""
+"""A Byzantine node: it trains as the others do, and sends its models negated and tenfold."""
 
 from fedspd.cli.main import main
 from fedspd.node.peer.protocol import ExchangeProtocol
 from fedspd.node.wire.messages import Offer, Request
 
-honest = ExchangeProtocol.handle_request
+handle_honestly = ExchangeProtocol.handle_request
 
 
-def dishonest(self: ExchangeProtocol, sender: str, request: Request) -> Offer:
-    offer = honest(self, sender, request)
+def handle_request(self: ExchangeProtocol, sender: str, request: Request) -> Offer:
+    """Return the requested models, multiplied by -10."""
+    offer = handle_honestly(self, sender, request)
     return Offer(offer.clusters, -10 * offer.model_KP)
 
 
 if __name__ == "__main__":
-    ExchangeProtocol.handle_request = dishonest  # type: ignore[method-assign]
+    ExchangeProtocol.handle_request = handle_request  # type: ignore[method-assign]
     main()

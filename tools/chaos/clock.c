@@ -1,4 +1,4 @@
-/* Loaded before the C library: the wall clock is CLOCK_OFFSET seconds off. The clocks that measure durations stay. */
+/* A preloaded library: it shifts the wall clock by CLOCK_OFFSET seconds, and no other clock. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

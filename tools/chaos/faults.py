@@ -1,6 +1,6 @@
-"""The faults, each as a story that is played while a network trains.
+"""The scenarios: faults that are injected while a network trains.
 
-A story gets the fleet, the hosts and the relay; it returns what it broke, and when that was noticed and mended.
+The script of a scenario injects its faults, and returns when each was detected and recovered.
 """
 
 import random
@@ -8,111 +8,113 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from chaos.fleet import Fleet, Json
-from chaos.hosts import Hosts
-from chaos.relay import NetworkConditions, Relay
+from chaos.hosts import NamespaceNetwork
+from chaos.relay import LinkConditions, Relay
 
-SLICE = 0.05  # seconds that a slow node works, and as many that it does not
-HOUR = 3600
-LIAR = "node-2"
+STUTTER_SECONDS = 0.05  # for which a slow node runs, and then stands still
+HOUR_SECONDS = 3600
+BYZANTINE = "node-2"
 SOURCE = Path(__file__).parent
 
 
 class Fault(NamedTuple):
-    """Seconds of the harness's clock; None: it did not happen."""
+    """One fault; times are seconds of this process's clock."""
 
     what: str
     began: float
     noticed: float | None  # the first round that a neighbour committed without the victim
-    mended: float
-    healed: float  # every neighbour has heard the victim again
-    rounds: int  # that the victim needed for it after its return
+    mended: float  # the restart, or the return of the link
+    healed: float  # every neighbour has received from the victim again
+    rounds: int  # of the victim after the fault was mended, until it was healed
     restarted: bool
 
 
-class Stage(NamedTuple):
+class Setup(NamedTuple):
+    """The running network into which a script injects faults."""
+
     fleet: Fleet
-    hosts: Hosts
+    network: NamespaceNetwork
     relay: Relay
 
 
-Story = Callable[[Stage], list[Fault]]
+Script = Callable[[Setup], list[Fault]]
 
 
 @dataclass(frozen=True)
 class Scenario:
+    """A script, the config of its network, and how the result is judged."""
+
     name: str
     title: str
-    story: Story
-    settings: Json = field(default_factory=dict)  # on top of the common config
+    script: Script
+    settings: Json = field(default_factory=dict)  # override the common config
     prepare: Callable[[Fleet], None] = lambda fleet: None  # before the nodes start
-    liar: str | None = None  # whose own accuracy does not count
-    judged: bool = True  # must end within two points of the undisturbed run
+    byzantine: str | None = None  # the node whose own accuracy is ignored
+    is_judged: bool = True  # must end within two points of the undisturbed run
 
 
-# ---- stories
+# ---- scripts
 
 
-def nothing(stage: Stage) -> list[Fault]:
+def inject_nothing(setup: Setup) -> list[Fault]:
+    """Inject no fault while the network runs."""
     return []
 
 
-def kill_each(stage: Stage) -> list[Fault]:
-    """SIGKILL at a random moment of a round; restart when the neighbours have gone on; the next one when all hear it again."""
-    rng, fleet = random.Random(5), stage.fleet
-    fleet.until(lambda: fleet.everyone_at(2))
-    return [
-        kill(stage, name, rng.uniform(0.0, 1.5))
-        for name in rng.sample(list(fleet.nodes), len(fleet.nodes))
-    ]
+def kill_each(setup: Setup) -> list[Fault]:
+    """Kill one node after the other, each when all neighbours receive from the last one again."""
+    rng, fleet = random.Random(5), setup.fleet
+    fleet.wait_until(lambda: fleet.has_reached(2))
+    victims = rng.sample(list(fleet.nodes), len(fleet.nodes))
+    return [_kill(fleet, name, rng.uniform(0.0, 1.5)) for name in victims]
 
 
-def kill(stage: Stage, name: str, wait: float) -> Fault:
-    fleet = stage.fleet
-    fleet.pause(wait)
+def _kill(fleet: Fleet, name: str, wait_seconds: float) -> Fault:
+    """Kill a node at some moment of a round, and restart it when its neighbours have gone on."""
+    fleet.wait_for(wait_seconds)
     began = fleet.kill(name)
-    fleet.until(lambda: fleet.without(name, began) is not None)
+    fleet.wait_until(lambda: fleet.first_without(name, began) is not None)
     mended = fleet.restart(name)
-    return _healed(fleet, f"SIGKILL {name}", [name], began, mended)
+    return _wait_for_recovery(fleet, f"SIGKILL {name}", [name], began, mended)
 
 
-def part(seconds: float) -> Story:
-    """The cable between the two halves is cut for a while."""
+def partition(seconds: float) -> Script:
+    """Return a script that separates the two halves of the network for some time."""
 
-    def story(stage: Stage) -> list[Fault]:
-        fleet = stage.fleet
-        fleet.until(lambda: fleet.everyone_at(3))
-        stage.hosts.cable("down")
+    def script(setup: Setup) -> list[Fault]:
+        fleet = setup.fleet
+        fleet.wait_until(lambda: fleet.has_reached(3))
+        setup.network.set_cable("down")
         began = time.monotonic()
-        fleet.pause(seconds)
-        stage.hosts.cable("up")
-        return [
-            _healed(
-                fleet, f"partition for {seconds:g} s", list(fleet.nodes), began, time.monotonic()
-            )
-        ]
+        fleet.wait_for(seconds)
+        setup.network.set_cable("up")
+        mended, what = time.monotonic(), f"partition for {seconds:g} s"
+        return [_wait_for_recovery(fleet, what, list(fleet.nodes), began, mended)]
 
-    return story
+    return script
 
 
-def storm(stage: Stage) -> list[Fault]:
-    stage.relay.weather = NetworkConditions(delay=0.05, stalled=0.1, reset=0.005)
+def disturb_links(setup: Setup) -> list[Fault]:
+    """Delay, stall and reset connections."""
+    setup.relay.conditions = LinkConditions(delay=0.05, stalled=0.1, reset=0.005)
     return []
 
 
-def narrow(stage: Stage) -> list[Fault]:
-    stage.hosts.narrow(3, "1mbit")
+def limit_bandwidth(setup: Setup) -> list[Fault]:
+    """Put one node behind a slow link."""
+    setup.network.limit_rate(3, "1mbit")
     return []
 
 
-def slow(stage: Stage) -> list[Fault]:
-    """Half of the time one node stands still."""
-    process = stage.fleet.nodes["node-5"].process
+def slow_down(setup: Setup) -> list[Fault]:
+    """Stop one node for half of the time."""
+    process = setup.fleet.nodes["node-5"].process
     assert process is not None
     threading.Thread(target=_stutter, args=(process,), daemon=True).start()
     return []
@@ -120,104 +122,92 @@ def slow(stage: Stage) -> list[Fault]:
 
 def _stutter(process: "subprocess.Popen[bytes]") -> None:
     while process.poll() is None:
-        for sign in (signal.SIGSTOP, signal.SIGCONT):
-            process.send_signal(sign)
-            time.sleep(SLICE)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            time.sleep(STUTTER_SECONDS)
 
 
-def _healed(fleet: Fleet, what: str, victims: Iterable[str], began: float, mended: float) -> Fault:
-    """Wait until all neighbours have heard all victims again."""
-    victims = list(victims)
-    fleet.until(lambda: all(_heard_by_all(fleet, name, mended) for name in victims))
-    firsts = [seen for name in victims for seen in fleet.hearing(name, mended).values()]
-    noticed = [seen.at for name in victims if (seen := fleet.without(name, began)) is not None]
-    needed = max(_rounds(fleet, name, mended) for name in victims)
+def _wait_for_recovery(
+    fleet: Fleet, what: str, victims: Sequence[str], began: float, mended: float
+) -> Fault:
+    """Wait until all neighbours have received from all victims again."""
+    fleet.wait_until(lambda: all(_has_recovered(fleet, name, mended) for name in victims))
+    received = [seen for name in victims for seen in fleet.first_with(name, mended).values()]
+    missed = [seen.at for name in victims if (seen := fleet.first_without(name, began))]
     return Fault(
         what,
         began,
-        min(noticed, default=None),
-        mended,
-        max(seen.at for seen in firsts),
-        needed,
-        len(victims) == 1,
+        noticed=min(missed, default=None),
+        mended=mended,
+        healed=max(seen.at for seen in received),
+        rounds=max(_rounds_to_recover(fleet, name, mended) for name in victims),
+        restarted=len(victims) == 1,
     )
 
 
-def _heard_by_all(fleet: Fleet, name: str, mended: float) -> bool:
-    """And it has committed a round itself: a neighbour may be quicker with that."""
-    return set(fleet.hearing(name, mended)) >= set(fleet.neighbours[name]) and bool(
-        fleet.of(name, mended)
-    )
+def _has_recovered(fleet: Fleet, name: str, mended: float) -> bool:
+    """Return whether all neighbours received from a victim, and it has committed a round itself."""
+    is_received = set(fleet.first_with(name, mended)) >= set(fleet.neighbours[name])
+    return is_received and bool(fleet.observations_of(name, mended))
 
 
-def _rounds(fleet: Fleet, name: str, mended: float) -> int:
-    """From the first round that the victim did after its return to the last of those in which a neighbour heard it first."""
-    first = min(int(seen.event["round"]) for seen in fleet.of(name, mended))
-    return (
-        1 - first + max(int(seen.event["round"]) for seen in fleet.hearing(name, mended).values())
-    )
+def _rounds_to_recover(fleet: Fleet, name: str, mended: float) -> int:
+    """Count the rounds from a victim's first until its last neighbour received from it."""
+    first = min(int(seen.event["round"]) for seen in fleet.observations_of(name, mended))
+    last = max(int(seen.event["round"]) for seen in fleet.first_with(name, mended).values())
+    return last - first + 1
 
 
-# ---- nodes that are not like the others
+# ---- nodes that differ from the start
 
 
-def lie(fleet: Fleet) -> None:
-    fleet.nodes[
-        LIAR
-    ].program = (
-        f"import runpy; runpy.run_path({str(SOURCE / 'byzantine.py')!r}, run_name='__main__')"
-    )
+def make_byzantine(fleet: Fleet) -> None:
+    """Let one node run byzantine.py."""
+    path = str(SOURCE / "byzantine.py")
+    fleet.nodes[BYZANTINE].program = f"import runpy; runpy.run_path({path!r}, run_name='__main__')"
 
 
 def shift_clocks(fleet: Fleet) -> None:
-    """The wall clocks of the nodes are hours apart: a library that is loaded before all others tells the time."""
-    library = fleet.folder / "clock.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, SOURCE / "clock.c", "-ldl"], check=True
-    )
+    """Set the wall clocks of the nodes hours apart, by a library that is preloaded."""
+    library, source = fleet.folder / "clock.so", SOURCE / "clock.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     for i, node in enumerate(fleet.nodes.values()):
-        node.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(HOUR * (i - 4))}
+        offset = str(HOUR_SECONDS * (i - 4))
+        node.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": offset}
 
 
-# ---- all of them
+# ---- all scenarios
 
-LONG = {
-    "rounds": 240,
-    "training.decay": 0.97,
-}  # so that there are rounds left when a node, or half of them, comes back
-CROWD = {"topology": {"kind": "complete", "weights": "median"}}
-CROWD_MEAN = {"topology": {"kind": "complete"}}
+# Long enough that rounds are left when a node, or half of them, returns.
+LONG = {"rounds": 240, "training.decay": 0.97}
+COMPLETE_MEDIAN = {"topology": {"kind": "complete", "weights": "median"}}
+COMPLETE_MEAN = {"topology": {"kind": "complete"}}
 
 SCENARIOS = [
+    Scenario("kill", "SIGKILL of each node in turn, then a restart", kill_each, LONG),
+    Scenario("partition-10", "partition into two halves for 10 s", partition(10)),
+    Scenario("partition-30", "partition into two halves for 30 s", partition(30), LONG),
     Scenario(
-        "kill",
-        "SIGKILL of each node in turn, restart once the neighbours have gone on",
-        kill_each,
-        LONG,
+        "storm", "50 ms delay, 10 % of chunks stalled for 1 s, connection resets", disturb_links
     ),
-    Scenario("partition-10", "partition into two halves for 10 s", part(10)),
-    Scenario("partition-30", "partition into two halves for 30 s", part(30), LONG),
+    Scenario("narrow", "one node behind a 1 Mbit/s link", limit_bandwidth),
+    Scenario("slow", "one node at half speed", slow_down),
+    Scenario("clocks", "wall clocks up to 7 hours apart", inject_nothing, prepare=shift_clocks),
     Scenario(
-        "storm", "50 ms delay, 10 % of the chunks stalled for 1 s, random connection resets", storm
-    ),
-    Scenario("narrow", "a node behind a 1 Mbit/s link", narrow),
-    Scenario("slow", "a node with half the speed", slow),
-    Scenario("clocks", "wall clocks up to 7 hours apart", nothing, prepare=shift_clocks),
-    Scenario(
-        "liar-median",
-        'a neighbour that lies, `topology.weights = "median"`, complete graph',
-        nothing,
-        CROWD,
-        lie,
-        LIAR,
+        "byzantine-median",
+        'one Byzantine node, `topology.weights = "median"`, complete graph',
+        inject_nothing,
+        COMPLETE_MEDIAN,
+        make_byzantine,
+        BYZANTINE,
     ),
     Scenario(
-        "liar-mean",
+        "byzantine-mean",
         "the same with the plain mean, for comparison",
-        nothing,
-        CROWD_MEAN,
-        lie,
-        LIAR,
-        judged=False,
+        inject_nothing,
+        COMPLETE_MEAN,
+        make_byzantine,
+        BYZANTINE,
+        is_judged=False,
     ),
 ]

@@ -1,4 +1,4 @@
-"""The nodes of one network as processes, each on a machine of its own, watched through their journals alone."""
+"""The nodes of one network as processes, each on its own host, observed through their journals."""
 
 import json
 import os
@@ -11,115 +11,114 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos.hosts import Machine
+from chaos.hosts import Host
 from fedspd.config import ExperimentConfig
 from fedspd.node.host import provisioning
 
 PROGRAM = "from fedspd.cli.main import main; main()"
-LOOK = 0.05  # seconds between two looks at the journals
-LIMIT = 600.0  # seconds for anything to happen: far more than any machine needs
+POLL_SECONDS = 0.05  # between two reads of the journals
+TIMEOUT_SECONDS = 600.0  # for any event: far more than any machine needs
 Json = dict[str, Any]
 
 
-class Seen(NamedTuple):
-    """One line of a node's journal, and when it was first seen."""
+class Observation(NamedTuple):
+    """One line of a node's journal, and when it was first read."""
 
-    at: float
+    at: float  # seconds of this process's clock
     node: str
     event: Json
 
 
-class Killed(NamedTuple):
-    """What a node had on disk when it was killed."""
+class Kill(NamedTuple):
+    """The journal of a node when it was killed."""
 
     node: str
     committed: bytes  # the journal up to its last checkpoint
-    loose: int  # lines behind that: the round that was being committed
+    uncommitted: int  # lines after that: the round that was being committed
 
 
-class Stuck(Exception):
-    """What was waited for has not happened, and cannot any more."""
+class StuckError(Exception):
+    """An event that did not happen in time, or cannot happen any more."""
 
 
 @dataclass
-class Node:
+class FleetNode:
+    """One node: its host, its bundle and its process."""
+
     name: str
-    machine: Machine
+    host: Host
     bundle: Path
     program: str = PROGRAM
     environment: Mapping[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
-    read: int = 0  # bytes of the journal
-    loose: bytes = (
-        b""  # behind its last checkpoint when the node was restarted: the node will take that back
-    )
+    bytes_read: int = 0  # of the journal
+    uncommitted: bytes = b""  # lines after the checkpoint, which a restarted node removes
 
     @property
     def journal(self) -> Path:
         return self.bundle / "state" / "events.jsonl"
 
-    def restart(self) -> None:
-        self.read = len(self.committed())
-        self.loose = self.journal.read_bytes()[self.read :] if self.journal.exists() else b""
-        self.start()
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        place = ["ip", "netns", "exec", self.machine.space] if self.machine.space else []
-        command = [
-            *place,
-            sys.executable,
-            "-c",
-            self.program,
-            "node",
-            "run",
-            "--bundle",
-            str(self.bundle),
-            "--listen",
-            self.machine.listen,
-        ]
+        """Start the node's process."""
+        namespace = self.host.namespace
+        enter = ["ip", "netns", "exec", namespace] if namespace else []
+        options = ["--bundle", str(self.bundle), "--listen", self.host.listen]
+        command = [*enter, sys.executable, "-c", self.program, "node", "run", *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
         with open(self.bundle / "log.txt", "ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
 
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+    def restart(self) -> None:
+        """Start the process again, and expect the journal to go on from its last checkpoint."""
+        self.bytes_read = len(self.read_committed())
+        self.uncommitted = self.read_journal(self.bytes_read)
+        self.start()
 
-    def news(self) -> list[Json]:
-        """Whole lines that are new."""
+    def read_new_events(self) -> list[Json]:
+        """Return the complete lines since the last call."""
+        found = self.read_journal(self.bytes_read)
+        if self.uncommitted and found.startswith(self.uncommitted):
+            return []  # the restarted node has not read its journal yet
+        self.uncommitted = b""
+        complete, newline, _ = found.rpartition(b"\n")
+        self.bytes_read += len(complete + newline)
+        return [json.loads(line) for line in complete.splitlines()]
+
+    def read_journal(self, start: int = 0) -> bytes:
+        """Return the journal from some byte on; it is empty before the first round."""
         if not self.journal.exists():
-            return []
+            return b""
         with open(self.journal, "rb") as file:
-            file.seek(self.read)
-            found = file.read()
-        if self.loose and found.startswith(self.loose):
-            return []  # the node was restarted, and has not yet looked at its journal
-        self.loose = b""
-        whole, newline, _ = found.rpartition(b"\n")
-        self.read += len(whole + newline)
-        return [json.loads(line) for line in whole.splitlines()]
+            file.seek(start)
+            return file.read()
 
-    def committed(self) -> bytes:
-        """The journal as far as the newest checkpoint goes, read without touching anything."""
+    def read_committed(self) -> bytes:
+        """Return the journal up to the newest checkpoint."""
         newest = max((self.bundle / "state" / "checkpoints").glob("round-??????"), default=None)
         size = json.loads((newest / "checkpoint.json").read_text())["events"] if newest else 0
-        return self.journal.read_bytes()[:size] if size else b""
+        return self.read_journal()[:size]
 
 
 class Fleet:
-    def __init__(self, config: ExperimentConfig, folder: Path, machines: Sequence[Machine]) -> None:
-        addresses = {f"node-{i}": machine.address for i, machine in enumerate(machines)}
+    """A context in which all nodes of a new network run."""
+
+    def __init__(self, config: ExperimentConfig, folder: Path, hosts: Sequence[Host]) -> None:
+        addresses = {f"node-{i}": host.address for i, host in enumerate(hosts)}
         manifest = provisioning.create(config, folder, addresses=addresses)
         self.folder, self.rounds = folder, config.rounds
         self.nodes = {
-            name: Node(name, machine, folder / "nodes" / name)
-            for name, machine in zip(addresses, machines, strict=True)
+            name: FleetNode(name, host, folder / "nodes" / name)
+            for name, host in zip(addresses, hosts, strict=True)
         }
         self.neighbours = {member.name: list(member.neighbours) for member in manifest.members}
-        self.history: list[Seen] = []
-        self.kills: list[Killed] = []
+        self.history: list[Observation] = []
+        self.kills: list[Kill] = []
 
     def __enter__(self) -> "Fleet":
         for node in self.nodes.values():
@@ -132,97 +131,109 @@ class Fleet:
                 node.process.kill()
                 node.process.wait()
 
-    def look(self) -> None:
-        for name, node in self.nodes.items():
-            self.history += [Seen(time.monotonic(), name, event) for event in node.news()]
+    @property
+    def is_running(self) -> bool:
+        return any(node.is_running for node in self.nodes.values())
 
-    def until(self, condition: Callable[[], bool], limit: float = LIMIT) -> None:
-        """Wait for something to stand in the journals."""
-        end = time.monotonic() + limit
+    # ---- waiting
+
+    def poll(self) -> None:
+        """Read the journals."""
+        for name, node in self.nodes.items():
+            events = node.read_new_events()
+            self.history += [Observation(time.monotonic(), name, event) for event in events]
+
+    def wait_until(
+        self, condition: Callable[[], bool], timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        """Poll until the condition holds."""
+        deadline = time.monotonic() + timeout_seconds
         while True:
-            over = (
-                time.monotonic() > end or not self.running()
-            )  # before the look, which is then the last one
-            self.look()
+            # Asked before the poll, which is then the last one.
+            is_over = time.monotonic() > deadline or not self.is_running
+            self.poll()
             if condition():
                 return
-            if over:
-                raise Stuck(f"waited {limit:g} s in vain, or all nodes have ended: {self._where()}")
-            time.sleep(LOOK)
+            if is_over:
+                raise StuckError(
+                    f"no progress for {timeout_seconds:g} s, or all nodes ended: {self._progress()}"
+                )
+            time.sleep(POLL_SECONDS)
 
-    def running(self) -> bool:
-        return any(node.running for node in self.nodes.values())
-
-    def pause(self, seconds: float) -> None:
-        """Let time pass, with open eyes."""
+    def wait_for(self, seconds: float) -> None:
+        """Poll for some time."""
         end = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= end)
+        self.wait_until(lambda: time.monotonic() >= end)
 
-    def wait(self) -> None:
-        """Until every node is done."""
-        self.until(lambda: not self.running())
-        if failed := {
-            name: code
+    def wait_for_end(self) -> None:
+        """Poll until every node has ended, and check that none has failed."""
+        self.wait_until(lambda: not self.is_running)
+        failed = {
+            name: node.process.returncode
             for name, node in self.nodes.items()
-            if node.process and (code := node.process.returncode)
-        }:
-            raise Stuck(f"nodes that failed, with their exit codes: {failed}")
+            if node.process and node.process.returncode
+        }
+        if failed:
+            raise StuckError(f"nodes failed, with these exit codes: {failed}")
+
+    # ---- faults
 
     def kill(self, name: str) -> float:
-        """As the power cut does; returns when."""
+        """Kill a node with SIGKILL, keep its journal, and return the time."""
         node = self.nodes[name]
         assert node.process is not None
         node.process.send_signal(signal.SIGKILL)
         node.process.wait()
-        at = time.monotonic()
-        committed = node.committed()
-        whole = node.journal.read_bytes() if node.journal.exists() else b""
-        self.kills.append(Killed(name, committed, whole.count(b"\n") - committed.count(b"\n")))
-        return at
-
-    def leave(self) -> None:
-        """Tell all of them to finish their step, commit and go."""
-        for node in self.nodes.values():
-            if node.process is not None:
-                node.process.terminate()
-        self.wait()
+        killed_at = time.monotonic()
+        committed = node.read_committed()
+        uncommitted = node.read_journal().count(b"\n") - committed.count(b"\n")
+        self.kills.append(Kill(name, committed, uncommitted))
+        return killed_at
 
     def restart(self, name: str) -> float:
-        self.look()
+        """Restart a killed node and return the time."""
+        self.poll()
         self.nodes[name].restart()
         return time.monotonic()
 
-    # ---- what the journals say
+    def stop(self) -> None:
+        """Let every node finish its step, commit and end."""
+        for node in self.nodes.values():
+            if node.process is not None:
+                node.process.terminate()
+        self.wait_for_end()
 
-    def of(self, name: str, after: float = 0.0) -> list[Seen]:
+    # ---- observations
+
+    def observations_of(self, name: str, after: float = 0.0) -> list[Observation]:
+        """Return a node's observations after some time."""
         return [seen for seen in self.history if seen.node == name and seen.at > after]
 
-    def everyone_at(self, round: int) -> bool:
+    def has_reached(self, round: int) -> bool:
+        """Return whether every node has committed the round or a later one."""
         return all(
-            any(seen.event["round"] >= round for seen in self.of(name)) for name in self.nodes
+            any(seen.event["round"] >= round for seen in self.observations_of(name))
+            for name in self.nodes
         )
 
-    def without(self, name: str, after: float) -> Seen | None:
-        """The first round that a neighbour did without this node."""
-        return next(
-            (
-                seen
-                for seen in self.history
-                if seen.at > after and name in seen.event.get("missing", ())
-            ),
-            None,
-        )
+    def first_without(self, name: str, after: float) -> Observation | None:
+        """Return the first round that a neighbour committed without this node."""
+        for seen in self.history:
+            if seen.at > after and name in seen.event.get("missing", ()):
+                return seen
+        return None
 
-    def hearing(self, name: str, after: float) -> dict[str, Seen]:
-        """The first round in which each of its neighbours heard this node."""
-        found: dict[str, Seen] = {}
+    def first_with(self, name: str, after: float) -> dict[str, Observation]:
+        """Return, by neighbour, the first round in which it received from this node."""
+        found: dict[str, Observation] = {}
         for seen in self.history:
             if seen.at > after and name in seen.event.get("received", ()):
                 found.setdefault(seen.node, seen)
         return found
 
-    def _where(self) -> str:
-        last = {
-            name: seen[-1].event["round"] if (seen := self.of(name)) else 0 for name in self.nodes
+    def _progress(self) -> str:
+        rounds = {
+            name: seen[-1].event["round"] if (seen := self.observations_of(name)) else 0
+            for name in self.nodes
         }
-        return ", ".join(f"{name} has done round {round}" for name, round in last.items())
+        return ", ".join(f"{name} is at round {round}" for name, round in rounds.items())
