@@ -83,7 +83,7 @@ def test_verifier_logs_an_invalid_list_once_and_keeps_the_last_valid_one(
         assert [rejects(verifier, b) for _ in range(3)] == [True] * 3
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    start = "revocation list rejected, last valid list kept: problem=\"'"
+    start = "revocation list rejected, last valid list kept: error=\"'"
     assert record.getMessage().startswith(f"{start}{bundle / 'revoked.crl'}'")
 
 

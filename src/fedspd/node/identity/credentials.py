@@ -141,7 +141,7 @@ class CertificateVerifier:
                     f"expected at least {self._crl.number}. Copy revoked.crl again."
                 )
         except StorageError as error:
-            log.error('revocation list rejected, last valid list kept: problem="%s"', error)
+            log.error('revocation list rejected, last valid list kept: error="%s"', error)
         else:
             self._crl = found
             revoked = len(found.revoked_at)
