@@ -1,10 +1,13 @@
 """The tables of runs and comparisons on a terminal."""
 
+import io
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from fedspd.cli.tables import comparison_table, describe_newcomers, summary_table
+from fedspd.cli.tables import comparison_table, describe_newcomers, fits_console, summary_table
 from fedspd.reporting.method_rows import Comparison, Curve, MethodRow
 from fedspd.reporting.statistics import Interval
 
@@ -55,7 +58,7 @@ def comparison():
 
 
 def test_summary_table_shows_accuracy_and_cost():
-    table = summary_table({"fedspd": SUMMARY})
+    table = summary_table({"fedspd": SUMMARY}, fits=lambda table: True)
     assert table.title == "Test accuracy across clients (%) and communication cost"
     assert dict(zip(heads(table), cells(table), strict=True)) == {
         "method": ["fedspd"],
@@ -71,10 +74,26 @@ def test_summary_table_shows_accuracy_and_cost():
 
 
 def test_summary_table_shows_the_loss_of_a_regression():
-    table = summary_table({"local": SUMMARY | {"accuracy": {"mean": None}}})
+    table = summary_table(
+        {"local": SUMMARY | {"accuracy": {"mean": None}}}, fits=lambda table: True
+    )
     assert table.title == "Test loss across clients and communication cost"
     assert heads(table)[:3] == ["method", "mean", "models"]
     assert cells(table)[1] == ["0.2"]
+
+
+@pytest.mark.parametrize(("width", "last_head"), [(98, "time (s)"), (80, "time"), (60, "models")])
+@pytest.mark.parametrize("method", ["fedspd", "own_method:Ditto"])
+def test_summary_table_cuts_no_word_on_a_narrow_terminal(width, last_head, method):
+    console = Console(width=width, file=io.StringIO())
+    console.print(summary_table({method: SUMMARY}, partial(fits_console, console)))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert method in text
+    assert "82.1" in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    if method == "fedspd":
+        assert last_head in text
 
 
 def test_newcomers_are_described_by_accuracy_or_else_by_loss():

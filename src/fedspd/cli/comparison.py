@@ -5,15 +5,13 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from fedspd.algorithms import METHODS
 from fedspd.cli.progress import ComparisonProgress
 from fedspd.cli.running import new_folder
-from fedspd.cli.tables import comparison_table
+from fedspd.cli.tables import comparison_table, fits_console, wide_console
 from fedspd.comparison.jobs import Job, list_jobs, parse_grid
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load, split_arguments
@@ -21,8 +19,6 @@ from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.reporting import pages
 from fedspd.reporting.method_rows import Comparison
 from fedspd.reporting.runs import is_comparison
-
-UNLIMITED_WIDTH = 1000  # columns of a table that is not shown on a terminal
 
 
 def compare(
@@ -99,11 +95,8 @@ def _continue_hint(folder: Path) -> Iterator[None]:
 def _show(comparison: Comparison, folder: Path, as_json: bool) -> None:
     for note in comparison.notes:
         print(f"fedspd: {note}", file=sys.stderr)
-    console = Console(stderr=as_json)
-    if not console.is_terminal:
-        console.width = UNLIMITED_WIDTH
-    table = comparison_table(comparison, lambda table: _width(console, table) <= console.width)
-    console.print(table)
+    console = wide_console(is_stderr=as_json)
+    console.print(comparison_table(comparison, partial(fits_console, console)))
     for alarm in comparison.alarms:
         console.print(alarm, style="yellow", markup=False)
     page = folder / "report.html"
@@ -113,8 +106,3 @@ def _show(comparison: Comparison, folder: Path, as_json: bool) -> None:
         for row in document["rows"]:
             del row["curve"], row["clients"]
         print(json.dumps({"folder": str(folder), "report": str(page), **document}))
-
-
-def _width(console: Console, table: Table) -> int:
-    options = console.options.update(width=UNLIMITED_WIDTH)
-    return console.measure(table, options=options).maximum

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -157,10 +158,10 @@ def _draw(runs: list[Path], folder: Path) -> None:
 
 
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
-    from fedspd.cli.tables import describe_newcomers, summary_table
+    from fedspd.cli.tables import describe_newcomers, fits_console, summary_table, wide_console
 
-    console = Console(stderr=as_json)
-    console.print(summary_table(summaries))
+    console = wide_console(is_stderr=as_json)
+    console.print(summary_table(summaries, partial(fits_console, console)))
     for method, summary in summaries.items():
         for alarm in summary["alarms"]:
             console.print(f"{method}: {alarm}", style="yellow", markup=False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,20 +20,50 @@ from fedspd.reporting.tables import (
 )
 from fedspd.storage.atomic import Json
 
+UNLIMITED_WIDTH = 1000  # columns of a table that is not shown on a terminal
 
-def summary_table(summaries: Mapping[str, Json]) -> Table:
-    """Return one row per run: accuracy across clients, or loss in a regression, and the cost."""
+Fits = Callable[[Table], bool]
+
+
+def wide_console(is_stderr: bool) -> Console:
+    """Return a console as wide as the terminal; elsewhere its width is not limited."""
+    console = Console(stderr=is_stderr)
+    if not console.is_terminal:
+        console.width = UNLIMITED_WIDTH
+    return console
+
+
+def fits_console(console: Console, table: Table) -> bool:
+    """Return whether the console is wide enough to show the table without cutting a word."""
+    options = console.options.update(width=UNLIMITED_WIDTH)
+    return console.measure(table, options=options).maximum <= console.width
+
+
+def summary_table(summaries: Mapping[str, Json], fits: Fits) -> Table:
+    """Return a row per run: accuracy across clients, or loss in a regression, and the cost.
+
+    Where the table does not fit, the heads take two lines; then the last columns are left out.
+    """
+    table = _summary_table(summaries, " ")
+    if not fits(table):
+        table = _summary_table(summaries, "\n")
+    while not fits(table) and len(table.columns) > 2:
+        table.columns.pop()
+    return table
+
+
+def _summary_table(summaries: Mapping[str, Json], separator: str) -> Table:
     scores = [summary["accuracy"]["mean"] for summary in summaries.values()]
     is_classification = any(score is not None for score in scores)
     metric = "accuracy across clients (%)" if is_classification else "loss across clients"
     table = Table(title=f"Test {metric} and communication cost", title_justify="left")
     heads = ("mean", "spread", "worst 10 %", "before final") if is_classification else ("mean",)
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for head in (*heads, "models", "MB multicast", "MB p2p", "time (s)"):
-        table.add_column(head, justify="right")
+        table.add_column(head.replace(" ", separator, 1), justify="right", no_wrap=True)
     for method, summary in summaries.items():
         cells = _accuracy_cells(summary) if is_classification else _loss_cells(summary)
-        table.add_row(method, *cells, *_cost_cells(summary))
+        table.add_row(escape(method), *cells, *_cost_cells(summary))
     return table
 
 
@@ -65,7 +96,7 @@ def describe_newcomers(newcomers: Json) -> str:
     return f"newcomers have {score} on average"
 
 
-def comparison_table(comparison: Comparison, fits: Callable[[Table], bool]) -> Table:
+def comparison_table(comparison: Comparison, fits: Fits) -> Table:
     """Return as many columns as fit, but at least the accuracy, or the loss of a regression."""
     is_classification = any(row.accuracy.mean is not None for row in comparison.rows)
     metric = "accuracy" if is_classification else "loss"
