@@ -86,9 +86,8 @@ def check_blocks_do_not_matter(subject: Subject) -> None:
 def check_resume_is_exact(subject: Subject) -> None:
     """A run that is stopped after round 2 and resumed ends as an uninterrupted one."""
     engines = [*ENGINES.items()]
-    for (name, make), (next_name, make_next) in zip(
-        engines, engines[1:] + engines[:1], strict=True
-    ):
+    following = engines[1:] + engines[:1]
+    for (name, make), (next_name, make_next) in zip(engines, following, strict=True):
         with (
             tempfile.TemporaryDirectory() as folder,
             _closing(make(subject.plan())) as before,
@@ -106,10 +105,8 @@ def check_steps_are_pure(subject: Subject) -> None:
     """A round and the final phase leave the old state alone, so they can be repeated."""
     engine = run_rounds(StrictEngine(subject.plan()), path_graph(), 1, 2)
     states, digests = [runner.state for runner in engine.runners], engine.digests()
-    for name, step in {
-        "round": partial(engine.round, 3, path_graph()),
-        "finish": partial(engine.finish, 3),
-    }.items():
+    steps = {"round": partial(engine.round, 3, path_graph()), "finish": partial(engine.finish, 3)}
+    for name, step in steps.items():
         results = []
         for _ in range(2):
             step()
@@ -124,7 +121,8 @@ def check_steps_are_pure(subject: Subject) -> None:
 def check_randomness_comes_from_the_key(subject: Subject) -> None:
     """The global random generators are neither used nor changed, and another seed matters."""
     expected = subject.reference()
-    torch.rand(1), np.random.rand(1), random.random()
+    for draw in (partial(torch.rand, 1), np.random.rand, random.random):
+        draw()
     before = _random_states()
     found = run(StrictEngine(subject.plan()), path_graph())
     _require_equal(subject, "the result after other global draws", found, expected)
@@ -144,11 +142,8 @@ def check_predictions_fit(subject: Subject) -> None:
     for task, clusters in ((task, S) for task in TASKS for S in {1, subject.clusters}):
         plan, shape = subject.plan(task, clusters=clusters), (7, _outputs(task))
         engine = StrictEngine(plan)
-        for step in (
-            engine.begin,
-            partial(engine.round, 1, path_graph()),
-            partial(engine.finish, 2),
-        ):
+        first_round, finish = partial(engine.round, 1, path_graph()), partial(engine.finish, 2)
+        for step in (engine.begin, first_round, finish):
             step()
             for output in _predictions(engine, x):
                 found = f"predict gives {output.dtype} of shape {tuple(output.shape)}"

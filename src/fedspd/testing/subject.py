@@ -5,7 +5,6 @@ Shapes: E examples, C clients.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ class Subject:
     method: Callable[..., AnyAlgorithm]
     clusters: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
+    _references: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -69,20 +69,14 @@ class Subject:
 
     def reference(self, task: str = "classes") -> list[str]:
         """Return the digests of the clients on a path after ROUNDS rounds and the final phase."""
-        return list(_reference(self.method, self.clusters, tuple(self.options.items()), task))
+        if task not in self._references:
+            self._references[task] = run(Simulator(self.plan(task)), path_graph())
+        return self._references[task]
 
     def require(self, condition: bool, sentence: str) -> None:
         """Raise MethodError unless the condition holds."""
         if not condition:
             raise MethodError(f"{self.name}: {sentence}")
-
-
-@cache
-def _reference(
-    method: Callable[..., AnyAlgorithm], clusters: int, options: Any, task: str
-) -> tuple[str, ...]:
-    engine = Simulator(Subject(method, clusters, dict(options)).plan(task))
-    return tuple(run(engine, path_graph()))
 
 
 def run(engine: Any, graph: Graph, first: int = 1, last: int = ROUNDS) -> list[str]:
