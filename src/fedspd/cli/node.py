@@ -1,4 +1,4 @@
-"""One peer on this device."""
+"""The commands of `fedspd node`: run one peer on this device, and use its model."""
 
 import json
 import logging
@@ -13,47 +13,57 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="One peer on this device: run it, watch it, take its model.", no_args_is_help=True
+    help="Run one peer on this device, monitor it and use its model.", no_args_is_help=True
+)
+EXIT_CODES = (
+    "Exit codes: 0 every round is done, or the node was told to stop; 1 the node failed; "
+    "2 the bundle, the data, a folder or the disk was rejected."
 )
 
 BundleFolder = Annotated[
-    Path, typer.Option(help="the node's folder, as 'fedspd network create' made it")
+    Path, typer.Option(help="Use this bundle, which 'fedspd network create' wrote.")
 ]
 State = Annotated[
-    Path | None, typer.Option(help="where the node keeps its rounds; default: state/ in the bundle")
+    Path | None,
+    typer.Option(help="Keep the journal in this folder; default: state/ in the bundle."),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="the device's own examples, as .npz; default: those that a simulation would deal"
+        help="Train on this .npz file; default: the examples that a simulation assigns to the node."
     ),
 ]
 Listen = Annotated[
-    str | None, typer.Option(help="host:port to listen on, if it is not where the neighbours call")
+    str | None,
+    typer.Option(help="Listen at this host:port, if neighbours use another address."),
 ]
 StatusPort = Annotated[
     int,
-    typer.Option(min=0, max=65535, help="of /health, /status and /metrics on this machine; 0: any"),
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Serve /health, /status and /metrics at this port of 127.0.0.1; 0: any.",
+    ),
 ]
 
 
 class LogFormat(StrEnum):
+    """The form of a log line."""
+
     human = "human"
     json = "json"
 
 
-Log = Annotated[LogFormat, typer.Option(help="lines for people, or one JSON object a line")]
+Log = Annotated[LogFormat, typer.Option(help="Log text, or one JSON object per line.")]
 Plaintext = Annotated[
     bool,
     typer.Option(
-        "--insecure-plaintext", help="only for a network created so: no encryption, no identity"
+        "--insecure-plaintext", help="Run without TLS, in a network that was created without it."
     ),
 ]
 
 
-@app.command(
-    epilog="Exit codes: 0 done, or left as told; 1 failed; 2 refused (bundle, data, folder, disk)."
-)
+@app.command(epilog=EXIT_CODES)
 def run(
     bundle: BundleFolder,
     data: Data = None,
@@ -63,7 +73,7 @@ def run(
     log: Log = LogFormat.human,
     insecure_plaintext: Plaintext = False,
 ) -> None:
-    """Train with the neighbours until every round is done. SIGTERM finishes the step, commits and leaves."""
+    """Train with the neighbours until every round is done; SIGTERM finishes the step and stops."""
     with running(log):
         from fedspd.node.host import start
         from fedspd.node.host.bundle import open_bundle
@@ -80,34 +90,34 @@ def run(
 
 @contextmanager
 def running(log: LogFormat) -> Iterator[None]:
-    """A node that is told to leave before its first round has nothing to finish."""
+    """Start logging, and end quietly if the node is told to stop before it handles signals."""
     start_logging(log)
     try:
         yield
     except KeyboardInterrupt:
-        logging.getLogger("fedspd.node").info("left before the first round")
+        logging.getLogger("fedspd.node").info("node stopped before the first round")
 
 
 @app.command()
 def status(
     bundle: BundleFolder,
     state: State = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Round, neighbours, mixture, bytes and the last errors of a node."""
-    from fedspd.cli.node_status import show, status_of
+    """Show a node's round, neighbours, mixture, traffic and last errors."""
+    from fedspd.cli.node_status import print_status, read_status
 
-    found = status_of(state or bundle / "state")
-    print(json.dumps(found)) if as_json else show(found)
+    found = read_status(state or bundle / "state")
+    print(json.dumps(found)) if as_json else print_status(found)
 
 
 @app.command()
 def export(
     bundle: BundleFolder,
-    to: Annotated[Path, typer.Option(help="model.onnx or model.safetensors")],
+    to: Annotated[Path, typer.Option(help="Write this file, .onnx or .safetensors.")],
     state: State = None,
 ) -> None:
-    """The node's own model as a file for other programs."""
+    """Export the node's personal model for other programs."""
     from fedspd.node.host import export
     from fedspd.node.host.bundle import open_bundle
 
@@ -118,16 +128,17 @@ def export(
 @app.command()
 def predict(
     bundle: BundleFolder,
-    data: Annotated[Path, typer.Option(help="an .npz file with the array x")],
+    data: Annotated[Path, typer.Option(help="Read the array x of this .npz file.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="write the scores here, as .npz with the array y; default: print the classes, or a regression's values"
+            help="Write the scores as the array y of this .npz file; default: print the class, or "
+            "the value of a regression, of every example."
         ),
     ] = None,
     state: State = None,
 ) -> None:
-    """What the node's own model says of some examples."""
+    """Predict examples with the node's personal model."""
     from fedspd.node.host import export
     from fedspd.node.host.bundle import open_bundle
 
@@ -137,17 +148,16 @@ def predict(
         export.write_scores(scores, out)
         print(out)
         return
-    classes = opened.manifest.classes
     for score in scores:
-        print(
-            int(score.argmax())
-            if classes
-            else " ".join(f"{value:.6g}" for value in score.flatten().tolist())
-        )
+        values = " ".join(f"{value:.6g}" for value in score.flatten().tolist())
+        print(int(score.argmax()) if opened.manifest.classes else values)
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
+    """Formats a log record as one JSON object."""
+
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         about = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
@@ -155,13 +165,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(about)
 
 
-def start_logging(kind: LogFormat) -> None:
+def start_logging(log_format: LogFormat) -> None:
+    """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonLines()
-        if kind is LogFormat.json
-        else logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-    )
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.json else text)
     logger = logging.getLogger("fedspd")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

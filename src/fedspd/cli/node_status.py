@@ -1,4 +1,4 @@
-"""A node's status for a person."""
+"""A node's status as a table on the terminal."""
 
 from pathlib import Path
 
@@ -12,21 +12,20 @@ from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 
-def status_of(folder: Path) -> Json:
-    """Of the running node, else what its journal says."""
+def read_status(folder: Path) -> Json:
+    """Return the status of a running node, or else the last event of its journal."""
     if not file_exists(folder / "run.json"):
         raise StorageError(
             f"--state {folder}: no journal of a node; expected a folder with run.json. "
             "Start the node with 'fedspd node run', or give its folder with --state."
         )
-    record = RunFolder.open(folder)
-    name = record.read("run.json").get("node")
+    run_folder = RunFolder.open(folder)
+    name = run_folder.read("run.json").get("node")
     found = ask_status(folder)
-    if (
-        found is not None and found.get("node") == name
-    ):  # a port may have gone from a node that was killed to another
+    # Another node may have got the port of one that was killed.
+    if found is not None and found.get("node") == name:
         return found
-    last = next(reversed(list(record.events())), {})
+    last = next(reversed(list(run_folder.events())), {})
     return {
         "node": name,
         "running": False,
@@ -36,34 +35,33 @@ def status_of(folder: Path) -> Json:
     }
 
 
-def show(status: Json) -> None:
-    console, last = (
-        Console(markup=False, emoji=False),
-        status["last_round"],
-    )  # what neighbours say is text, whatever is in it
+def print_status(status: Json) -> None:
+    """Print a node's status."""
+    # An error of a neighbour is plain text, even if it looks like markup.
+    console, last = Console(markup=False, emoji=False), status["last_round"]
     state = "running" if status["running"] else "not running"
-    of = f" of {status['rounds']}" if "rounds" in status else ""
-    where = "every round is done" if status["done"] else f"round {status['round']}{of}"
-    console.print(f"{status['node']}: {state}, {where}", highlight=False)
+    rounds = f" of {status['rounds']}" if "rounds" in status else ""
+    progress = "every round is done" if status["done"] else f"round {status['round']}{rounds}"
+    console.print(f"{status['node']}: {state}, {progress}", highlight=False)
     for name in ("accuracy", "mixture", "loss"):
         if last.get(name) is not None:
             console.print(f"{name}: {last[name]}")
     if status["running"]:
-        console.print(neighbours(status))
+        console.print(build_neighbour_table(status))
         for name, known in status["neighbours"].items():
             if known["last_error"]:
                 console.print(f"{name}: {known['last_error']}", highlight=False)
-        refused = ", ".join(f"{reason}: {count}" for reason, count in status["refused"].items())
-        console.print(f"refused: {refused or 'nothing'}")
+        rejected = ", ".join(f"{reason}: {count}" for reason, count in status["refused"].items())
+        console.print(f"rejected: {rejected or 'nothing'}")
 
 
-def neighbours(status: Json) -> Table:
-    table = Table("neighbour", "alive", "round", "seen (s ago)", "sent (kB)", "received (kB)")
+def build_neighbour_table(status: Json) -> Table:
+    """Return a table with a row for every neighbour."""
+    table = Table("neighbour", "state", "round", "last seen (s)", "sent (kB)", "received (kB)")
     for name, known in status["neighbours"].items():
-        sent, received = (
-            status["bytes"][kind].get(name, 0) / 1000 for kind in ("sent", "received")
-        )
-        alive = "muted" if known["muted"] else "yes" if known["alive"] else "no"
-        seen = "never" if known["seen_seconds_ago"] is None else f"{known['seen_seconds_ago']:.1f}"
-        table.add_row(name, alive, str(known["round"]), seen, f"{sent:,.0f}", f"{received:,.0f}")
+        state = "muted" if known["muted"] else "up" if known["alive"] else "down"
+        seconds = known["seen_seconds_ago"]
+        seen = "never" if seconds is None else f"{seconds:.1f}"
+        kilobytes = (status["bytes"][key].get(name, 0) / 1000 for key in ("sent", "received"))
+        table.add_row(name, state, str(known["round"]), seen, *(f"{kB:,.0f}" for kB in kilobytes))
     return table

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedspd.cli.node_status import show, status_of
+from fedspd.cli.node_status import print_status, read_status
 from fedspd.core.errors import StorageError
 from fedspd.node.host import status
 from fedspd.node.host.status import StatusServer
@@ -157,16 +157,16 @@ def test_server_closes_a_connection_with_an_oversized_request(tmp_path: Path) ->
 
 def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no journal of a node; expected a folder"):
-        status_of(tmp_path)
+        read_status(tmp_path)
     with pytest.raises(StorageError, match=r"run\.json': cannot be read \(File name too long\)"):
-        status_of(tmp_path / (300 * "a"))
+        read_status(tmp_path / (300 * "a"))
     run_folder = RunFolder(tmp_path)
     run_folder.begin({"node": "a"})
     stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
-    assert status_of(tmp_path) == stopped
-    assert serve(STATUS, tmp_path, lambda port: status_of(tmp_path)) == STATUS
+    assert read_status(tmp_path) == stopped
+    assert serve(STATUS, tmp_path, lambda port: read_status(tmp_path)) == STATUS
     run_folder.append({"event": "final", "round": 31})
-    assert status_of(tmp_path) == {
+    assert read_status(tmp_path) == {
         **stopped,
         "round": 31,
         "done": True,
@@ -176,29 +176,29 @@ def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) 
 
 def test_status_ignores_another_node_at_the_port(tmp_path: Path) -> None:
     RunFolder(tmp_path).begin({"node": "z"})
-    assert serve(STATUS, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+    assert serve(STATUS, tmp_path, lambda port: read_status(tmp_path))["running"] is False
 
 
 @pytest.mark.parametrize("content", [[], None, "node", 7])
 def test_status_ignores_another_service_at_the_port(tmp_path: Path, content: Any) -> None:
     RunFolder(tmp_path).begin({"node": "a"})
-    assert serve(content, tmp_path, lambda port: status_of(tmp_path))["running"] is False
+    assert serve(content, tmp_path, lambda port: read_status(tmp_path))["running"] is False
 
 
 def test_status_table_shows_the_neighbours_and_the_last_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    show(STATUS)
+    print_status(STATUS)
     printed = capsys.readouterr().out
     assert "a: running, round 12 of 30" in printed
     assert "mixture: [0.25, 0.75]" in printed
     assert [
         word
-        for word in ("123,457", "'c' did not answer in time.", "never", "refused: size: 2")
+        for word in ("123,457", "'c' did not answer in time.", "never", "rejected: size: 2")
         if word not in printed
     ] == []
-    show(
+    print_status(
         {
             "node": "a",
             "running": False,
@@ -216,8 +216,8 @@ def test_status_table_shows_the_words_of_a_neighbour_unchanged(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     known = {**STATUS["neighbours"]["c"], "last_error": sentence}
-    show({**STATUS, "neighbours": {sentence: known}, "refused": {sentence: 1}})
+    print_status({**STATUS, "neighbours": {sentence: known}, "refused": {sentence: 1}})
     printed = capsys.readouterr().out
     assert f"{sentence}: {sentence}" in printed
-    assert f"refused: {sentence}: 1" in printed
+    assert f"rejected: {sentence}: 1" in printed
     assert f"│ {sentence} " in printed
