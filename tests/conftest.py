@@ -1,6 +1,8 @@
 """Shared test settings: one torch thread, so that parallel test processes do not compete for cores;
 no deadline per example; and a callback that keeps all events of a run."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import settings
@@ -31,3 +33,52 @@ class EventLog(fedspd.Callback):
 @pytest.fixture
 def event_log():
     return EventLog()
+
+
+GATED = '''\
+"""Local-only training that waits in round 2 for as long as the file `hold` exists."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedspd.algorithms.local import Local
+
+
+@dataclass(frozen=True)
+class Gated(Local):
+    def round(self, learner, state, data, key):
+        while key.round == 2 and Path("hold").exists():
+            Path(f"waiting-{os.getpid()}").touch()
+            time.sleep(0.005)
+        return (yield from super().round(learner, state, data, key))
+'''
+
+
+class Gate:
+    """The method gated:Gated in the current folder, whose runs wait in round 2 until `open`."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "gated.py").write_text(GATED)
+        (folder / "hold").touch()
+
+    def wait(self, seconds=60):
+        """Return the id of a process that waits."""
+        end = time.monotonic() + seconds
+        while not (waiting := list(self.folder.glob("waiting-*"))):
+            assert time.monotonic() < end, "no run waits"
+            time.sleep(0.005)
+        return int(waiting[0].name.partition("-")[2])
+
+    def open(self):
+        (self.folder / "hold").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gate = Gate(tmp_path)
+    yield gate
+    gate.open()

@@ -1,0 +1,92 @@
+"""The runs of a comparison, and the values of a grid."""
+
+import pytest
+
+from fedspd.comparison.jobs import list_jobs, parse_grid
+from fedspd.config import load
+from fedspd.core.errors import ConfigError
+
+
+def test_jobs_are_every_method_with_every_seed_from_the_configs_on():
+    jobs = list_jobs(load(overrides=["seed=5"]), ["fedspd", "local"], 2)
+    assert [(job.name, job.config.method, job.config.seed) for job in jobs] == [
+        ("fedspd,seed=5", "fedspd", 5),
+        ("local,seed=5", "local", 5),
+        ("fedspd,seed=6", "fedspd", 6),
+        ("local,seed=6", "local", 6),
+    ]
+
+
+def test_jobs_of_a_grid_are_those_of_each_point():
+    jobs = list_jobs(load(), ["local"], 1, {"topology.degree": [2, 4], "clusters": [1, 3]})
+    points = [(2, 1), (2, 3), (4, 1), (4, 3)]
+    assert [job.name for job in jobs] == [
+        f"topology.degree={degree},clusters={clusters},local,seed=0" for degree, clusters in points
+    ]
+    assert [(job.config.topology.degree, job.config.clusters) for job in jobs] == points
+    assert jobs[3].point == {"topology.degree": 4, "clusters": 3}
+
+
+def test_jobs_sweep_a_methods_option_for_this_method_alone():
+    jobs = list_jobs(load(), ["fedspd", "fedavg"], 1, {"fedavg.finetune": [0, 5]})
+    assert [(job.name, job.point) for job in jobs] == [
+        ("fedspd,seed=0", {}),
+        ("fedavg.finetune=0,fedavg,seed=0", {"fedavg.finetune": 0}),
+        ("fedavg.finetune=5,fedavg,seed=0", {"fedavg.finetune": 5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "sentence"),
+    [
+        (["fedspd"], 0, "seeds = 0: too few; expected at least 1."),
+        ([], 1, "methods = []: too few; expected at least one method."),
+        (
+            ["local", "local"],
+            1,
+            "methods = local, local: a method is repeated; expected each once.",
+        ),
+        (["fedsdp"], 1, "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
+    ],
+)
+def test_jobs_reject_wrong_methods_and_seeds(methods, seeds, sentence):
+    with pytest.raises(ConfigError) as caught:
+        list_jobs(load(), methods, seeds)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("grid", "sentence"),
+    [
+        ({"seed": [1, 2]}, "seed = 1, 2: not a key to sweep; expected it as seeds."),
+        ({"method": ["local"]}, "method = local: not a key to sweep; expected it as methods."),
+        ({"clusters": [2, 2]}, "clusters = 2, 2: a value is repeated; expected each once."),
+        ({"clusters": [2, "x"]}, 'clusters = "x": expected an integer.'),
+        (
+            {"fedavg.finetune": [0, 5]},
+            "fedavg.finetune = 0, 5: no method has this option; expected fedavg among the methods.",
+        ),
+        (
+            {"data.name": ["a/b", "a_b"]},
+            "'data.name=a_b,local,seed=0': the folder of two runs; expected one run each. "
+            "Rename a value.",
+        ),
+    ],
+)
+def test_jobs_reject_a_wrong_grid(grid, sentence):
+    with pytest.raises(ConfigError) as caught:
+        list_jobs(load(), ["local"], 1, grid)
+    assert str(caught.value) == sentence
+
+
+def test_grid_has_the_keys_with_several_values_unless_they_are_a_list_or_quoted():
+    words = [
+        "rounds=3",
+        "topology.degree=2,4.5",
+        "data.mixture=rotation,parity",
+        'data.name="a,b.npz"',
+        "x=[1,2]",
+    ]
+    single, grid = parse_grid(words)
+    assert single == ["rounds=3", 'data.name="a,b.npz"', "x=[1,2]"]
+    assert grid == {"topology.degree": [2, 4.5], "data.mixture": ["rotation", "parity"]}
