@@ -1,10 +1,8 @@
-"""fedspd data, as a person types it."""
+"""fedspd data list, get and info."""
 
 import gzip
 import json
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -55,7 +53,7 @@ def test_list_shows_all_datasets(run, tmp_path):
     }
 
 
-def test_get_takes_files_and_says_that_they_are_not_the_official_ones(run, tmp_path, mnist_folder):
+def test_get_imports_files_and_warns_that_they_are_not_official(run, tmp_path, mnist_folder):
     result = run("get", "mnist", "--from", mnist_folder)
     assert result.exit_code == 0
     assert f"mnist is ready in {tmp_path / 'data' / 'mnist'}." in result.stdout
@@ -79,7 +77,7 @@ def test_get_takes_files_and_says_that_they_are_not_the_official_ones(run, tmp_p
     ]
 
 
-def test_get_into_another_folder(run, tmp_path, mnist_folder):
+def test_get_writes_into_another_folder(run, tmp_path, mnist_folder):
     assert (
         run("get", "mnist", "--from", mnist_folder, "--folder", tmp_path / "other").exit_code == 0
     )
@@ -93,7 +91,7 @@ def test_get_digits_has_nothing_to_do(run):
     assert "part of scikit-learn" in result.stderr
 
 
-def test_info_for_a_person(run):
+def test_info_shows_facts_and_a_table(run):
     result = run("info", "digits")
     assert result.exit_code == 0
     for line in ("train    1,442", "shape    1 x 8 x 8", "folder   -", "classes  10"):
@@ -101,7 +99,7 @@ def test_info_for_a_person(run):
     assert "│ 9     │ 144   │ 36   │" in result.stdout
 
 
-def test_info_of_a_users_own_regression(run, tmp_path):
+def test_info_reads_a_users_own_regression(run, tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 3)), y=np.zeros(10))
     facts = json.loads(run("info", tmp_path / "mine.npz", "--json").stdout)
     assert (facts["name"], facts["classes"], facts["train"], facts["folder"]) == (
@@ -122,17 +120,7 @@ def test_info_of_a_users_own_regression(run, tmp_path):
         (("get", "mnist", "--from", "nowhere"), "'nowhere': no file train-images-idx3-ubyte.gz"),
     ],
 )
-def test_refusals_reach_the_main_program(run, arguments, sentence):
+def test_errors_reach_the_main_program(run, arguments, sentence):
     result = run(*arguments)
     assert isinstance(result.exception, DataError)
     assert sentence in str(result.exception)
-
-
-def test_the_command_line_starts_without_heavy_imports():
-    code = "import sys, fedspd.cli.data; print([name for name in ('torch', 'numpy', 'sklearn') if name in sys.modules])"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )

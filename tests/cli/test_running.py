@@ -1,4 +1,4 @@
-"""fedspd run: what it makes of good input and of bad."""
+"""fedspd run, and fedspd demo."""
 
 import json
 import os
@@ -18,10 +18,7 @@ PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 TINY = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1", "fedspd.final_epochs=1"]
 
 
-# ---- good input
-
-
-def test_a_run_ends_with_one_line_of_json_and_a_folder_that_says_everything(capsys):
+def test_run_ends_with_one_line_of_json_and_complete_records(capsys):
     assert guarded(["run", *TINY, "--out", "runs/a", "--workers", "2", "--json"]) == 0
     printed = capsys.readouterr()
     last = json.loads(printed.out)
@@ -29,45 +26,32 @@ def test_a_run_ends_with_one_line_of_json_and_a_folder_that_says_everything(caps
     assert last["folder"] == "runs/a"
     assert last["hash"] == result["hash"]
     assert last["accuracy"]["mean"] == pytest.approx(sum(result["clients"]["accuracy"]) / 6)
-    assert {
-        "config.toml",
-        "run.json",
-        "partition.json",
-        "topology.json",
-        "events.jsonl",
-        "result.json",
-    } <= set(os.listdir("runs/a"))
-    assert {"accuracy-by-round.png", "clients.png", "network.png"} <= set(
-        os.listdir("runs/a/figures")
-    )
-    assert "fedspd" in printed.err  # the table, for a person
+    documents = {"config.toml", "run.json", "partition.json", "topology.json", "result.json"}
+    assert set(os.listdir("runs/a")) >= documents | {"events.jsonl"}
+    figures = {"accuracy-by-round.png", "clients.png", "network.png"}
+    assert set(os.listdir("runs/a/figures")) >= figures
+    assert "fedspd" in printed.err  # the table is for people
 
 
-def test_the_resolved_config_of_a_run_repeats_it(capsys):
-    assert (
-        guarded(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", "--workers", "1", "--json"])
-        == 0
-    )
-    assert guarded(["run", "a/config.toml", "--out", "b", "--workers", "1", "--json"]) == 0
+def test_run_repeats_a_run_from_its_resolved_config(capsys):
+    end = ["--workers", "1", "--json"]
+    assert guarded(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", *end]) == 0
+    assert guarded(["run", "a/config.toml", "--out", "b", *end]) == 0
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert one["hash"] == two["hash"]
     assert Path("a/config.toml").read_text() == Path("b/config.toml").read_text()
 
 
-def test_without_out_every_run_gets_a_new_folder(capsys):
+def test_run_without_out_has_a_new_folder(capsys):
     for number in (1, 2):
         assert guarded(["run", *TINY, "rounds=1", "method=local", "--workers", "1"]) == 0
         assert f"runs/local-digits-{number}" in capsys.readouterr().out
     assert sorted(os.listdir("runs")) == ["local-digits-1", "local-digits-2"]
 
 
-def test_the_graph_of_a_run_is_the_one_that_topology_show_shows(capsys):
-    assert (
-        guarded(
-            ["run", *TINY, "topology.degree=3", "topology.kind=rgg", "--out", "a", "--workers", "1"]
-        )
-        == 0
-    )
+def test_run_has_the_graph_that_topology_show_describes(capsys):
+    settings = [*TINY, "topology.degree=3", "topology.kind=rgg"]
+    assert guarded(["run", *settings, "--out", "a", "--workers", "1"]) == 0
     capsys.readouterr()
     assert guarded(["topology", "show", "a/config.toml", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -85,7 +69,7 @@ def test_the_graph_of_a_run_is_the_one_that_topology_show_shows(capsys):
         ["clusters=4"],
     ],
 )
-def test_small_and_odd_networks(settings, capsys):
+def test_run_takes_small_and_odd_networks(settings, capsys):
     assert guarded(["run", *TINY, *settings, "--out", "a", "--workers", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
     for path in Path("a").glob("*.json*"):
@@ -93,7 +77,7 @@ def test_small_and_odd_networks(settings, capsys):
         assert "Infinity" not in path.read_text()
 
 
-# ---- bad input
+# ---- wrong input
 
 
 BAD = {
@@ -147,14 +131,15 @@ BAD = {
     "too many examples": (["data.examples=10000"], "data.examples = 10000"),
     "an extra": (
         ["--tensorboard"],
-        "TensorBoard needs the extra 'tensorboard', which is not installed: pip install 'fedspd[tensorboard]'.",
+        "TensorBoard needs the extra 'tensorboard', which is not installed: "
+        "pip install 'fedspd[tensorboard]'.",
     ),
     "no config": (["--", "nosuch=1"], "nosuch: unknown key; "),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(name, capsys, here):
+def test_wrong_input_is_rejected_in_one_sentence_and_writes_nothing(name, capsys, here):
     settings, sentence = BAD[name]
     if name == "an extra" and shutil.which("tensorboard"):
         pytest.skip("the extra is installed")
@@ -168,7 +153,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(name, capsys,
 
 
 @pytest.mark.parametrize("settings", [["rounds=0"], ["data.name=mnist"], ["data.examples=10000"]])
-def test_bad_input_to_the_installed_program(settings, here):
+def test_installed_program_rejects_wrong_input(settings, here):
     done = subprocess.run(
         [PROGRAM, "run", *TINY, *settings, "--json"], capture_output=True, text=True, timeout=60
     )
@@ -179,23 +164,28 @@ def test_bad_input_to_the_installed_program(settings, here):
     assert list(here.iterdir()) == []
 
 
-def test_a_model_of_the_users_own_that_does_not_fit_the_data(capsys, here):
-    code = "from torch import nn\ndef few(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
-    code += "def narrow(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(32, classes))\n"
-    (here / "mine.py").write_text(code)
+def test_users_model_that_does_not_fit_the_data_is_rejected(capsys, here):
+    (here / "mine.py").write_text(
+        "from torch import nn\n"
+        "def few(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+        "def narrow(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(32, classes))\n"
+    )
     assert guarded(["run", *TINY, "model.name=mine:few", "--out", "a"]) == 2
     assert capsys.readouterr().err == (
-        "fedspd: model.name = 'mine:few': its output for 2 examples has shape (2, 3); expected (2, 10), a column for each class.\n"
+        "fedspd: model.name = 'mine:few': its output for 2 examples has shape (2, 3); "
+        "expected (2, 10), a column for each class.\n"
     )
     assert guarded(["run", *TINY, "model.name=mine:narrow", "--out", "a"]) == 2
-    assert (
-        "model.name = 'mine:narrow': it does not work on examples of shape (1, 8, 8), with RuntimeError: mat1"
-        in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(
+        "fedspd: model.name = 'mine:narrow': it does not work on examples of shape (1, 8, 8), "
+        "with RuntimeError: mat1"
     )
     assert not (here / "a").exists()
 
 
-def test_a_run_folder_that_exists(capsys):
+def test_run_rejects_a_folder_that_holds_a_run(capsys):
     assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     before = {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")}
     capsys.readouterr()
@@ -206,7 +196,7 @@ def test_a_run_folder_that_exists(capsys):
     assert {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")} == before
 
 
-def test_a_folder_that_is_no_run(capsys, here):
+def test_resume_rejects_a_folder_that_is_not_a_run(capsys, here):
     (here / "photos").mkdir()
     assert guarded(["run", "--resume", "photos"]) == 2
     assert capsys.readouterr().err == (
@@ -216,7 +206,7 @@ def test_a_folder_that_is_no_run(capsys, here):
 
 
 @pytest.mark.parametrize("command", [["run", "--resume"], ["report"]])
-def test_command_refuses_a_run_folder_of_another_format(capsys, command):
+def test_command_rejects_a_run_folder_of_another_format(capsys, command):
     RunFolder.create(Path("a")).begin({"format": 2, "versions": {"fedspd": "0.9.5"}})
     assert guarded([*command, "a"]) == 2
     assert capsys.readouterr().err == (
@@ -225,17 +215,17 @@ def test_command_refuses_a_run_folder_of_another_format(capsys, command):
     )
 
 
-def test_resume_takes_no_other_settings(capsys):
+def test_resume_rejects_other_settings(capsys):
     assert guarded(["run", "rounds=3", "--resume", "a"]) == 2
     assert "--resume a: a run continues with its own config and folder." in capsys.readouterr().err
 
 
-def test_a_run_that_has_begun_is_not_estimated(capsys):
+def test_dry_run_rejects_a_run_that_has_begun(capsys):
     assert guarded(["run", "--resume", "a", "--dry-run"]) == 2
     assert "--resume a: a run that has begun is not estimated." in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_another_config(capsys):
+def test_resume_rejects_a_changed_config(capsys):
     assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     path = Path("a/config.toml")
     path.write_text(path.read_text().replace("rounds = 2", "rounds = 5"))
@@ -250,7 +240,7 @@ def test_a_checkpoint_of_another_config(capsys):
     assert guarded(["run", "--resume", "a", "--workers", "1"]) == 0
 
 
-def test_a_damaged_checkpoint(capsys):
+def test_resume_rejects_a_damaged_checkpoint(capsys):
     assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     (part,) = Path("a/checkpoints").rglob("*.safetensors")
     part.write_bytes(part.read_bytes()[:-1])
@@ -259,7 +249,7 @@ def test_a_damaged_checkpoint(capsys):
     assert f"fedspd: '{part}': checkpoint file missing or damaged" in capsys.readouterr().err
 
 
-def test_another_model_than_the_one_of_the_checkpoint(here):
+def test_resume_rejects_another_model_than_the_checkpoints(here):
     from torch import nn
 
     config = {"clients": 4, "rounds": 1, "data": {"examples": 20}, "topology": {"degree": 2}}
@@ -276,7 +266,7 @@ def test_another_model_than_the_one_of_the_checkpoint(here):
 
 
 @pytest.mark.long
-def test_the_demo(capsys):
+def test_demo_shows_fedspd_above_local_only_training(capsys):
     assert guarded(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
     methods = json.loads(capsys.readouterr().out)["methods"]
     assert methods["fedspd"]["accuracy"]["mean"] > methods["local"]["accuracy"]["mean"]

@@ -1,4 +1,4 @@
-"""fedspd topology show, as a user calls it."""
+"""fedspd topology show."""
 
 import json
 
@@ -17,7 +17,7 @@ def show(*words: str) -> str:
     return result.stdout
 
 
-def test_json_is_one_line_of_facts():
+def test_show_prints_one_line_of_json():
     output = show(*RING, "--json")
     facts = json.loads(output)
     assert output.count("\n") == 1
@@ -26,7 +26,7 @@ def test_json_is_one_line_of_facts():
     assert facts["consensus_rate"] == pytest.approx(8 / 9)
 
 
-def test_tables_show_the_facts_and_the_degrees():
+def test_show_prints_facts_and_degrees():
     output = show(*RING)
     assert "Topology 'ring', weights 'metropolis'" in output
     assert "2, 2, 2" in output
@@ -34,13 +34,13 @@ def test_tables_show_the_facts_and_the_degrees():
     assert output.count("█") == 30
 
 
-def test_a_long_tail_of_degrees_is_grouped():
+def test_show_groups_a_long_tail_of_degrees():
     output = show("topology.kind=ba", "clients=300")
     assert "3 to " in output
     assert len(output.splitlines()) < 40
 
 
-def test_a_config_file_and_overrides_are_read(tmp_path):
+def test_show_reads_a_config_file_and_overrides(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text('clients = 9\n[topology]\nkind = "grid"\n', encoding="utf-8")
     assert json.loads(show(str(config), "--json"))["edges"] == 12
@@ -48,14 +48,14 @@ def test_a_config_file_and_overrides_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
-def test_the_graph_is_drawn(tmp_path, ending):
+def test_show_draws_the_graph(tmp_path, ending):
     file = tmp_path / f"ring.{ending}"
     show(*RING, "--figure", str(file))
     begin = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[ending]
     assert file.read_bytes().startswith(begin)
 
 
-def test_a_figure_that_cannot_be_is_refused(tmp_path):
+def test_show_rejects_an_impossible_figure(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown ending; expected one of \.png, \.pdf, \.svg"):
         show(*RING, "--figure", "ring.doc")
     with pytest.raises(ConfigError, match="too many to see"):
@@ -64,7 +64,7 @@ def test_a_figure_that_cannot_be_is_refused(tmp_path):
         show(*RING, "--figure", str(tmp_path / "none" / "ring.png"))
 
 
-def test_two_configs_and_an_impossible_graph_are_refused():
+def test_show_rejects_two_configs_and_an_impossible_graph():
     with pytest.raises(
         ConfigError, match=r"'b\.toml': neither an override nor the only config file"
     ):

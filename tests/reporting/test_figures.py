@@ -1,4 +1,7 @@
-"""Shapes: R rounds, N clients, S clusters."""
+"""The figures, drawn from plain numbers.
+
+Shapes: R rounds, N clients, S clusters.
+"""
 
 import threading
 from pathlib import Path
@@ -21,7 +24,7 @@ RING = [(i, (i + 1) % 4) for i in range(4)]
 
 
 def draw(figure: Figure) -> None:
-    """Everything that matplotlib finds only while drawing is an error too."""
+    """Draw the figure: matplotlib finds some errors only then."""
     figure.canvas.draw()
 
 
@@ -34,11 +37,11 @@ def note(figure: Figure) -> str:
 
 
 def wedges(figure: Figure) -> list[PatchCollection]:
-    """The white ground, then the discs, then the rings."""
+    """Return the white ground, then the discs, then the rings."""
     return [c for c in figure.axes[0].collections if isinstance(c, PatchCollection)]
 
 
-def test_accuracy_is_a_line_and_a_band_per_method_in_percent() -> None:
+def test_accuracy_by_round_draws_a_line_and_a_band_per_method_in_per_cent() -> None:
     curves = {"fedspd": ([1, 2], [0.5, 0.9], [0.1, 0.05]), "local": ([1, 2], [0.4, 0.6], None)}
     figure = figures.draw_accuracy_by_round(curves, None)
     draw(figure)
@@ -52,27 +55,21 @@ def test_accuracy_is_a_line_and_a_band_per_method_in_percent() -> None:
     assert note(figure) == "band: 95 % interval over seeds"
 
 
-def test_the_band_of_a_single_run_is_over_its_clients() -> None:
+def test_accuracy_by_round_explains_a_band_over_clients() -> None:
     figure = figures.draw_accuracy_by_round(
         {"fedspd": ([1, 2], [0.5, 0.9], [0.1, 0.05])}, spread=figures.OVER_CLIENTS
     )
     assert note(figure) == "band: standard deviation over clients"
 
 
-def test_where_there_is_no_band_nothing_is_said_of_it() -> None:
+def test_accuracy_figures_without_bands_do_not_explain_them() -> None:
     assert note(figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
     assert note(figures.draw_accuracy_by_bytes({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
-    assert (
-        note(
-            figures.draw_accuracy_by_value(
-                "clusters", {"": {"fedspd": [(1, 0.5, 0.0), (2, 0.6, 0.0)]}}
-            )
-        )
-        == ""
-    )
+    panels = {"": {"fedspd": [(1, 0.5, 0.0), (2, 0.6, 0.0)]}}
+    assert note(figures.draw_accuracy_by_value("clusters", panels)) == ""
 
 
-def test_accuracy_marks_what_the_final_phase_brings_after_the_last_round() -> None:
+def test_accuracy_by_round_marks_the_final_phase_after_the_last_round() -> None:
     curves = {"fedspd": ([1, 2], [0.5, 0.9], None), "local": ([1, 2], [0.4, 0.6], None)}
     figure = figures.draw_accuracy_by_round(curves, {"fedspd": (0.95, 0.02)})
     draw(figure)
@@ -84,7 +81,7 @@ def test_accuracy_marks_what_the_final_phase_brings_after_the_last_round() -> No
     assert legend(figure) == ["fedspd", "local", "after the final phase"]
 
 
-def test_accuracy_leaves_out_what_is_not_a_number() -> None:
+def test_accuracy_by_round_leaves_out_nan() -> None:
     curves = {"fedspd": ([1, 2, 3], [0.5, NAN, 0.7], [0.1, 0.1, NAN]), "local": ([1], [NAN], [NAN])}
     figure = figures.draw_accuracy_by_round(curves, {"local": (NAN, NAN)})
     draw(figure)
@@ -92,32 +89,32 @@ def test_accuracy_leaves_out_what_is_not_a_number() -> None:
     assert not figure.axes[0].containers
 
 
-def test_a_single_round_is_seen_as_a_point_at_a_whole_tick() -> None:
+def test_accuracy_by_round_shows_a_single_round_as_a_point() -> None:
     figure = figures.draw_accuracy_by_round({"fedspd": ([1], [0.5], [0.1])}, {"fedspd": (0.6, NAN)})
     draw(figure)
     assert figure.axes[0].lines[0].get_marker() == "o"
     assert figure.axes[0].get_xticks().tolist() == [1]
 
 
-def test_accuracy_above_one_hundred_percent_is_not_on_the_axis() -> None:
+def test_accuracy_axis_ends_above_100_per_cent() -> None:
     figure = figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.99, 0.99], [0.2, 0.2])})
     assert figure.axes[0].get_ylim()[1] == 101
 
 
-def test_no_method_gives_an_empty_figure_without_legend() -> None:
+def test_accuracy_by_round_without_methods_has_no_legend() -> None:
     figure = figures.draw_accuracy_by_round({}, None)
     draw(figure)
     assert not figure.legends
 
 
-def test_ten_methods_differ_in_colour_or_dash() -> None:
+def test_accuracy_by_round_gives_ten_methods_ten_styles() -> None:
     figure = figures.draw_accuracy_by_round(
         {f"method {i}": ([1, 2], [0.1, 0.2], None) for i in range(10)}
     )
     assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 10
 
 
-def test_boxes_show_every_client_with_a_number() -> None:
+def test_client_boxes_show_every_client_with_a_number() -> None:
     figure = figures.draw_client_boxes(
         {"fedspd": [0.9, 0.95, NAN, 1.0], "local": [0.5], "lost": [NAN]}
     )
@@ -130,7 +127,7 @@ def test_boxes_show_every_client_with_a_number() -> None:
     assert points[0][:, 1].tolist() == pytest.approx([90, 95, 100])
 
 
-def test_jitter_is_repeatable_and_stays_near_its_box() -> None:
+def test_client_boxes_jitter_repeatably_and_near_the_box() -> None:
     def places() -> list[float]:
         return (
             figures.draw_client_boxes({"a": [0.5] * 50})
@@ -159,7 +156,7 @@ def test_network_draws_edges_and_two_wedges_per_mixed_client() -> None:
     assert legend(figure) == ["cluster 0", "cluster 1"]
 
 
-def test_a_quarter_starts_at_the_top_and_goes_clockwise() -> None:
+def test_network_draws_shares_clockwise_from_the_top() -> None:
     figure = figures.draw_network([], [[0.25, 0.75]], 1, None)
     quarter = wedges(figure)[1].get_paths()[0].vertices
     assert quarter.min() >= -1e-9  # up and to the right of the client, which is at the origin
@@ -174,7 +171,7 @@ def test_network_adds_a_ring_for_the_truth() -> None:
     assert figure.legends[0].get_title().get_text() == "disc: estimated, ring: true"
 
 
-def test_network_without_mixtures_is_dots() -> None:
+def test_network_without_mixtures_draws_dots() -> None:
     figure = figures.draw_network(RING, None, 4, None)
     draw(figure)
     (dots,) = (c for c in figure.axes[0].collections if isinstance(c, PathCollection))
@@ -182,7 +179,7 @@ def test_network_without_mixtures_is_dots() -> None:
     assert figure.axes[0].get_title() == "Clients"
 
 
-def test_a_large_network_is_dots_coloured_by_the_first_share() -> None:
+def test_network_draws_many_clients_as_dots_coloured_by_the_first_share() -> None:
     shares = [[NAN, NAN], *([i / 300, 1 - i / 300] for i in range(300))]
     figure = figures.draw_network([(i, i + 1) for i in range(300)], shares, 301, None)
     draw(figure)
@@ -194,7 +191,7 @@ def test_a_large_network_is_dots_coloured_by_the_first_share() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 12), st.data())
-def test_every_client_of_any_graph_has_a_place_in_the_picture(n: int, data: st.DataObject) -> None:
+def test_layout_places_every_client_of_any_graph(n: int, data: st.DataObject) -> None:
     client = st.integers(0, n - 1)
     edges = data.draw(st.lists(st.tuples(client, client), max_size=20))
     place_N2 = figures._layout(edges, n)
@@ -203,7 +200,7 @@ def test_every_client_of_any_graph_has_a_place_in_the_picture(n: int, data: st.D
     assert np.array_equal(place_N2, figures._layout(edges, n))
 
 
-def test_mixtures_are_a_panel_per_cluster_with_a_line_per_client_and_their_mean() -> None:
+def test_mixtures_by_round_draw_a_panel_per_cluster_with_clients_and_mean() -> None:
     mixtures_RNS = [[[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]], [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2]]]
     figure = figures.draw_mixtures_by_round([1, 5], mixtures_RNS)
     draw(figure)
@@ -218,7 +215,7 @@ def test_mixtures_are_a_panel_per_cluster_with_a_line_per_client_and_their_mean(
 
 
 @pytest.mark.filterwarnings("error")
-def test_mixtures_of_one_client_one_round_and_unknown_values() -> None:
+def test_mixtures_by_round_take_one_client_one_round_and_unknown_values() -> None:
     figure = figures.draw_mixtures_by_round([1], [[[1.0]]])
     draw(figure)
     assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "o"]
@@ -228,7 +225,7 @@ def test_mixtures_of_one_client_one_round_and_unknown_values() -> None:
 
 
 @pytest.mark.parametrize(("clusters", "rows"), [(4, 2), (5, 2), (7, 3)])
-def test_many_clusters_take_several_rows_and_no_empty_panel(clusters: int, rows: int) -> None:
+def test_mixtures_by_round_put_many_clusters_into_rows(clusters: int, rows: int) -> None:
     figure = figures.draw_mixtures_by_round(
         [1, 2], np.full((2, 3, clusters), 1 / clusters).tolist()
     )
@@ -248,7 +245,7 @@ def test_save_writes_both_files_and_nothing_else(tmp_path: Path) -> None:
     assert b"/Type3" not in pdf
 
 
-def test_the_same_figure_is_the_same_file_and_replaces_the_old_one(tmp_path: Path) -> None:
+def test_save_replaces_a_file_by_equal_bytes_for_an_equal_figure(tmp_path: Path) -> None:
     def write(value: float) -> tuple[bytes, bytes]:
         png, pdf = figures.save(
             figures.draw_client_boxes({"fedspd": [0.5, value]}), tmp_path, "boxes"
@@ -260,7 +257,7 @@ def test_the_same_figure_is_the_same_file_and_replaces_the_old_one(tmp_path: Pat
     assert write(0.6) == first
 
 
-def test_save_leaves_no_trace_in_matplotlibs_settings_even_from_threads(tmp_path: Path) -> None:
+def test_save_in_threads_restores_matplotlibs_settings(tmp_path: Path) -> None:
     before = matplotlib.rcParams["pdf.fonttype"]
     drawn = [figures.draw_client_boxes({"fedspd": [0.5, 0.6]}) for _ in range(3)]
     threads = [
@@ -275,21 +272,21 @@ def test_save_leaves_no_trace_in_matplotlibs_settings_even_from_threads(tmp_path
     assert matplotlib.rcParams["pdf.fonttype"] == before
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_save_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"file/boxes\.png could not be written"):
         figures.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path / "file", "boxes")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_a_figure_that_cannot_be_finished_leaves_the_old_file_and_no_part(tmp_path: Path) -> None:
-    (tmp_path / "boxes.png").mkdir()  # a rename onto a folder fails, after the part was written
+def test_save_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    (tmp_path / "boxes.png").mkdir()  # a rename onto a folder fails, after the draft was written
     with pytest.raises(StorageError, match=r"boxes\.png could not be written"):
         figures.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
     assert [path.name for path in tmp_path.iterdir()] == ["boxes.png"]
 
 
-def test_a_method_has_one_colour_in_all_panels_and_intervals_stand_beside_each_other() -> None:
+def test_accuracy_by_value_has_one_colour_per_method_and_intervals_side_by_side() -> None:
     panel = {"fedspd": [(3, 0.9, 0.1), (6, 0.95, 0.1)], "local": [(3, 0.8, 0.1), (6, 0.8, 0.1)]}
     figure = figures.draw_accuracy_by_value(
         "topology.degree", {"data.name=a": panel, "data.name=b": panel}
