@@ -36,12 +36,12 @@ for module in pkgutil.walk_packages(fedspd.__path__, "fedspd."):
     if "__main__" not in module.name and "engines.ray_" not in module.name:
         importlib.import_module(module.name)
 
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 
 def run(arguments):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = guarded(arguments)
+        code = execute(arguments)
     return code, out.getvalue(), err.getvalue(), sorted(p.name for p in pathlib.Path().iterdir())
 
 print(json.dumps([run(arguments) for arguments in json.load(sys.stdin)]))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -77,7 +77,7 @@ def test_compare_ends_with_a_table_and_a_report(compared):
 
 def test_compare_again_runs_nothing_again(compared, capsys):
     before = modification_times("c")
-    assert guarded([*COMPARE, "--json"]) == 0
+    assert execute([*COMPARE, "--json"]) == 0
     assert modification_times("c") == before
     printed = capsys.readouterr()
     assert "accuracy" not in printed.err.split("Test accuracy")[0]
@@ -89,7 +89,7 @@ def test_compare_again_runs_nothing_again(compared, capsys):
 
 def test_compare_takes_the_configs_method_as_reference(capsys):
     words = ["compare", *TINY, "method=local", "--methods", "fedspd,local", *ONE_SEED]
-    assert guarded([*words, "--out", "c", "--json"]) == 0
+    assert execute([*words, "--out", "c", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     fedspd, local = found["rows"]
     assert found["reference"] == "local"
@@ -97,12 +97,12 @@ def test_compare_takes_the_configs_method_as_reference(capsys):
         fedspd["accuracy"]["mean"] - local["accuracy"]["mean"]
     )
     assert local["difference"] is None
-    assert guarded(["report", "c", "--out", "again", "--json"]) == 0
+    assert execute(["report", "c", "--out", "again", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reference"] == "local"
 
 
 def test_compare_shows_the_loss_of_a_regression(regression, capsys):
-    assert guarded(["compare", *regression, *BOTH, "--seeds", "2", "--out", "c"]) == 0
+    assert execute(["compare", *regression, *BOTH, "--seeds", "2", "--out", "c"]) == 0
     shown = capsys.readouterr().out
     assert "Test loss and cost" in shown
     clients = [read_result(f"c/local,seed={seed}")["clients"] for seed in (0, 1)]
@@ -116,13 +116,13 @@ def test_compare_reads_a_config_file_and_numbers_its_folders(here, capsys):
         'clients = 4\nrounds = 1\n[data]\nexamples = 20\n[topology]\nkind = "ring"\n'
     )
     for number in (1, 2):
-        assert guarded(["compare", "tiny.toml", "--methods", "local", *ONE_SEED]) == 0
+        assert execute(["compare", "tiny.toml", "--methods", "local", *ONE_SEED]) == 0
         assert f"runs/compare-digits-{number}/report.html" in capsys.readouterr().out
 
 
 def test_compare_rejects_the_folder_of_another_comparison(compared, capsys):
     words = ["compare", *TINY, *BOTH, "--seeds", "1", "--out", "c"]
-    assert guarded(words) == 2
+    assert execute(words) == 2
     assert "'c': the folder holds another comparison." in capsys.readouterr().err
 
 
@@ -131,13 +131,13 @@ def test_compare_rejects_the_folder_of_another_comparison(compared, capsys):
 
 def test_sweep_has_a_row_for_each_method_and_point(capsys):
     words = ["sweep", *TINY, "topology.kind=er", "topology.degree=2,4", "--out", "s", "--json"]
-    assert guarded([*words, *BOTH, "--seeds", "1"]) == 0
+    assert execute([*words, *BOTH, "--seeds", "1"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["method"], row["point"]) for row in rows] == [
         (method, {"topology.degree": degree}) for degree in (2, 4) for method in ("fedspd", "local")
     ]
     assert Path("s/figures/accuracy-by-topology.degree.png").exists()
-    assert guarded(["report", *map(str, Path("s").glob("topology.degree=2,*")), "--json"]) == 0
+    assert execute(["report", *map(str, Path("s").glob("topology.degree=2,*")), "--json"]) == 0
     part = json.loads(capsys.readouterr().out)
     assert (part["folder"], part["axes"], len(part["rows"])) == ("report", [], 2)
 
@@ -151,10 +151,10 @@ def test_sweep_takes_lists_as_values(here, capsys):
         "    widths: list[int] = field(default_factory=list)\n"
     )
     words = ["sweep", *TINY, "options.widths=[1],[1,2]", "--methods", "layers:Layers"]
-    assert guarded([*words, *ONE_SEED, "--out", "s"]) == 0
+    assert execute([*words, *ONE_SEED, "--out", "s"]) == 0
     assert Path("s/figures/accuracy-by-options.widths.png").exists()
     words = ["run", *TINY, "method=layers:Layers", "--workers", "1", "--out", "r"]
-    assert guarded(words) == 0  # the default is a new list each time
+    assert execute(words) == 0  # the default is a new list each time
     assert RunFolder(Path("r")).read("run.json")["config"]["options"] == {"widths": []}
 
 
@@ -167,12 +167,12 @@ def test_sweep_varies_options_of_a_users_own_method_for_it_alone(here, capsys):
         "    pull: float = 0.0\n"
     )
     words = ["sweep", *TINY, "options.pull=1.0,2.0", *ONE_SEED, "--out", "s", "--methods"]
-    assert guarded([*words, "local,fedavg"]) == 2
+    assert execute([*words, "local,fedavg"]) == 2
     assert capsys.readouterr().err == (
         "fedspd: options.pull = 1.0, 2.0: no method has this option; "
         "expected a method given as module:Class among the methods.\n"
     )
-    assert guarded([*words, "local,pulled:Pulled"]) == 0
+    assert execute([*words, "local,pulled:Pulled"]) == 0
     points = RunFolder(Path("s")).read("compare.json")["points"].values()
     assert sorted(points, key=str) == [{"options.pull": 1.0}, {"options.pull": 2.0}, {}]
 
@@ -182,11 +182,11 @@ def test_sweep_varies_options_of_a_users_own_method_for_it_alone(here, capsys):
 
 def test_report_names_the_runs_that_it_leaves_out(compared, capsys):
     other = ["run", *TINY, "data.mixture=parity", "method=local", "--workers", "1"]
-    assert guarded([*other, "--out", "other"]) == 0
+    assert execute([*other, "--out", "other"]) == 0
     Path("c/local,seed=1/result.json").unlink()
     page = Path("c/report.html").read_text()
     capsys.readouterr()
-    assert guarded(["report", "c", "other", "--out", "both"]) == 0
+    assert execute(["report", "c", "other", "--out", "both"]) == 0
     unfinished, differing = capsys.readouterr().err.splitlines()
     assert unfinished == "fedspd: 'c/local,seed=1' is left out: the run is not finished."
     assert differing.startswith(
@@ -194,22 +194,22 @@ def test_report_names_the_runs_that_it_leaves_out(compared, capsys):
         "(mixture: parity instead of rotation"
     )
     assert Path("c/report.html").read_text() == page
-    assert guarded(["report", "c"]) == 0
+    assert execute(["report", "c"]) == 0
     assert Path("c/report.html").read_text() != page
 
 
 def test_report_shows_newcomers(capsys):
-    assert guarded(["run", *TINY, "holdout_clients=2", "--out", "a", "--workers", "1"]) == 0
-    assert guarded(["report", "a"]) == 0
+    assert execute(["run", *TINY, "holdout_clients=2", "--out", "a", "--workers", "1"]) == 0
+    assert execute(["report", "a"]) == 0
     assert "newcomers (%)" in capsys.readouterr().out
 
 
 def test_report_shows_the_loss_of_newcomers_of_a_regression(regression, capsys):
     words = ["run", *regression, "method=local", "holdout_clients=2", "--workers", "1"]
-    assert guarded([*words, "--out", "r"]) == 0
+    assert execute([*words, "--out", "r"]) == 0
     loss = np.mean(read_result("r")["newcomers"]["test_loss"])
     assert f"local: newcomers have a test loss of {loss:.3g} on average" in capsys.readouterr().out
-    assert guarded(["report", "r", "--out", "rep"]) == 0
+    assert execute(["report", "r", "--out", "rep"]) == 0
     assert "newcomers' loss" in capsys.readouterr().out
     (row,) = csv.DictReader(Path("rep/report.csv").read_text().splitlines())
     assert float(row["newcomers_test_loss"]) == pytest.approx(loss)
@@ -257,7 +257,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_wrong_input_is_rejected_in_one_sentence_and_writes_nothing(name, capsys, here):
     words, sentence = BAD[name]
-    assert guarded(words) == 2
+    assert execute(words) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("fedspd: ")
     assert sentence in printed.err
@@ -305,6 +305,6 @@ def test_compare_says_how_to_continue_after_a_signal_and_continues(number, here,
     assert f"Continue with: fedspd {' '.join(words)}\n" in error
     assert not (here / "c" / "report.html").exists()
     gate.open()
-    assert guarded(words) == 0
+    assert execute(words) == 0
     assert len(list(here.glob("c/*/result.json"))) == 2
     assert (here / "c" / "report.html").exists()

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedspd.cli.local_network import ProgressLines, build_table
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 
 ALONE = ["clients=1", "rounds=2", "topology.kind=complete", "data.examples=40", "model.name=linear"]
 CONFIG = 'clients = 3\nrounds = 3\n[topology]\nkind = "ring"\n[model]\nname = "linear"\n'
@@ -17,7 +17,7 @@ CONFIG = 'clients = 3\nrounds = 3\n[topology]\nkind = "ring"\n[model]\nname = "l
 def plant(here):
     """A network of three nodes in plant/, made from plant.toml."""
     (here / "plant.toml").write_text(CONFIG)
-    assert guarded(["network", "create", "plant.toml"]) == 0
+    assert execute(["network", "create", "plant.toml"]) == 0
     return here / "plant"
 
 
@@ -32,7 +32,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES.values(), ids=MISTAKES)
 def test_up_reports_a_mistake_in_one_line(plant, words, sentence, capsys):
     capsys.readouterr()
-    assert guarded(["up", *words]) == 2
+    assert execute(["up", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedspd: ")
     assert sentence in line
@@ -42,14 +42,14 @@ def test_up_reports_a_port_in_use_as_a_failure(here, capsys):
     (here / "plant.toml").write_text(CONFIG)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert guarded(["network", "create", "plant.toml", "--port", port]) == 0
-        assert guarded(["up", "--out", "plant"]) == 1
+        assert execute(["network", "create", "plant.toml", "--port", port]) == 0
+        assert execute(["up", "--out", "plant"]) == 1
         sentence = f"node-0 cannot listen on 127.0.0.1:{port} (Address already in use)"
         assert sentence in capsys.readouterr().err
 
 
 def test_up_ends_with_json_and_finishes_at_once_the_second_time(here, capsys):
-    assert guarded(["up", *ALONE, "--out", "plant", "--json"]) == 0
+    assert execute(["up", *ALONE, "--out", "plant", "--json"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert found["folder"] == "plant"
@@ -57,7 +57,7 @@ def test_up_ends_with_json_and_finishes_at_once_the_second_time(here, capsys):
     assert found["accuracy"] == found["nodes"]["node-0"]["accuracy"]
     assert "1 peers in 'plant'" in printed.err
     assert "every node has finished the final phase" in printed.err
-    assert guarded(["up", "--out", "plant"]) == 0
+    assert execute(["up", "--out", "plant"]) == 0
     assert "journals and models: plant/nodes/NAME/state" in capsys.readouterr().out
     assert json.loads((here / "plant/up.json").read_text())["nodes"] == found["nodes"]
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedspd
 from fedspd.algorithms import METHODS
-from fedspd.cli.main import EXIT_CODES, guarded
+from fedspd.cli.main import EXIT_CODES, execute
 
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 
@@ -38,7 +38,7 @@ def imported_modules(code: str) -> set[str]:
     ],
 )
 def test_help_imports_nothing_heavy(words):
-    code = f"from fedspd.cli.main import guarded; assert guarded({words}) == 0"
+    code = f"from fedspd.cli.main import execute; assert execute({words}) == 0"
     modules = imported_modules(code)
     assert "fedspd.cli.main" in modules
     assert not {"torch", "scipy", "numpy", "networkx", "matplotlib", "sklearn"} & modules
@@ -74,7 +74,7 @@ def test_help_documents_exit_codes():
     ],
 )
 def test_wrong_argument_is_rejected_in_one_line(arguments, sentence, capsys):
-    assert guarded(arguments) == 2
+    assert execute(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("fedspd: ")
@@ -86,7 +86,7 @@ def test_wrong_argument_is_rejected_in_one_line(arguments, sentence, capsys):
     "arguments", [["run", "--wokers", "2"], ["run", "rounds=0"], ["run", "--resume", "nowhere"]]
 )
 def test_error_ends_with_a_line_of_json_if_asked_for(arguments, capsys):
-    assert guarded([*arguments, "--json"]) == 2
+    assert execute([*arguments, "--json"]) == 2
     printed = capsys.readouterr()
     last = json.loads(printed.out.splitlines()[-1])
     assert last["exit_code"] == 2
@@ -95,7 +95,7 @@ def test_error_ends_with_a_line_of_json_if_asked_for(arguments, capsys):
 
 @pytest.mark.parametrize("arguments", [[], ["data"], ["topology"]])
 def test_missing_command_shows_help(arguments, capsys):
-    assert guarded(arguments) == 2
+    assert execute(arguments) == 2
     printed = capsys.readouterr()
     assert "Usage" in printed.out + printed.err
     assert "Traceback" not in printed.err
@@ -115,7 +115,7 @@ def test_unexpected_error_shows_its_traceback_and_ends_with_1(tmp_path, monkeypa
     monkeypatch.delitem(sys.modules, "breaks", raising=False)
     settings = ["clients=4", "rounds=1", "data.examples=20", "topology.degree=2"]
     words = ["run", *settings, "model.name=breaks:Net", "--out", "a", "--workers", "1", "--json"]
-    assert guarded(words) == 1
+    assert execute(words) == 1
     printed = capsys.readouterr()
     assert "Traceback" in printed.err
     assert "breaks.py" in printed.err
@@ -126,9 +126,9 @@ def test_unexpected_error_shows_its_traceback_and_ends_with_1(tmp_path, monkeypa
 
 
 def test_methods_shows_all_with_their_options(capsys):
-    assert guarded(["methods"]) == 0
+    assert execute(["methods"]) == 0
     table = capsys.readouterr().out
-    assert guarded(["methods", "--json"]) == 0
+    assert execute(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert list(listed) == list(METHODS)
     assert all(name in table and listed[name]["about"] for name in METHODS)

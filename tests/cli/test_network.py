@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.node.identity.manifest import Manifest
 
 CONFIG = 'clients = 4\n[topology]\nkind = "ring"\n[model]\nname = "linear"\n'
@@ -22,35 +22,35 @@ def config(here):
 @pytest.fixture
 def plant(here, config):
     """A network of four nodes in plant/."""
-    assert guarded(["network", "create", "plant.toml"]) == 0
+    assert execute(["network", "create", "plant.toml"]) == 0
     return here / "plant"
 
 
 def error_of(words: list[str], capsys) -> str:
     """Return the line that rejects a command."""
-    assert guarded(words) == 2
+    assert execute(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedspd: ")
     return line
 
 
 def test_network_is_created_extended_and_revoked(here, config, capsys):
-    assert guarded(["network", "create", "plant.toml"]) == 0
+    assert execute(["network", "create", "plant.toml"]) == 0
     created, copy, secret = capsys.readouterr().out.splitlines()
     assert created.endswith(" with 4 nodes.")
     assert copy == "Copy each folder in plant/nodes to its device."
     assert secret == "Keep plant/ca.key secret and on this machine: it can add nodes."
-    assert guarded(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
+    assert execute(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Added node new: client 4, address 127.0.0.1:7704.",
         "Copy plant/nodes/new to its device.",
     ]
-    assert guarded(["network", "revoke", "node-1", "--network", str(here / "plant")]) == 0
+    assert execute(["network", "revoke", "node-1", "--network", str(here / "plant")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Revoked node node-1.",
         f"Copy {here}/plant/revoked.crl into the bundle of every device.",
     ]
-    assert guarded(["network", "show", "--json"]) == 0
+    assert execute(["network", "show", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     nodes = {node["name"]: node for node in json.loads(line)["nodes"]}
     assert list(nodes) == ["node-0", "node-1", "node-2", "node-3", "new"]
@@ -60,9 +60,9 @@ def test_network_is_created_extended_and_revoked(here, config, capsys):
 
 def test_show_prints_a_table_of_the_nodes(plant, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    guarded(["network", "revoke", "node-2"])
+    execute(["network", "revoke", "node-2"])
     capsys.readouterr()
-    assert guarded(["network", "show"]) == 0
+    assert execute(["network", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == f"Network {Manifest.load(plant / 'network.json').network}"
     heads = [cell.strip() for cell in lines[2].strip("┃").split("┃")]
@@ -79,7 +79,7 @@ def test_create_takes_names_addresses_shape_and_values(here, config, capsys):
     options = "--out else --names a,b,c,d --addresses addresses.toml --days 10"
     example = "--shape 1,28,28 --classes 10"
     words = f"network create plant.toml rounds=7 seed=3 {options} {example}".split()
-    assert guarded(words) == 0
+    assert execute(words) == 0
     manifest = Manifest.load(here / "else/network.json")
     addresses = [(member.name, member.address) for member in manifest.members]
     assert addresses == [(name, f"10.0.0.{i}:1") for i, name in enumerate("abcd", 1)]
@@ -91,20 +91,20 @@ def test_create_takes_names_addresses_shape_and_values(here, config, capsys):
 
 def test_create_warns_of_plaintext(here, config, capsys):
     create = ["network", "create", "plant.toml", "--insecure-plaintext"]
-    assert guarded([*create, "--host", "10.0.0.1", "--port", "80"]) == 0
+    assert execute([*create, "--host", "10.0.0.1", "--port", "80"]) == 0
     assert "anyone can read, alter and forge its messages" in capsys.readouterr().err
     manifest = Manifest.load(here / "plant/network.json")
     assert (manifest.secure, manifest.members[3].address) == (False, "10.0.0.1:83")
-    guarded(["network", "show"])
+    execute(["network", "show"])
     assert "(plaintext)" in capsys.readouterr().out
 
 
 def test_plaintext_network_cannot_revoke_and_needs_new_manifests(here, config, capsys):
-    guarded(["network", "create", "plant.toml", "--insecure-plaintext"])
+    execute(["network", "create", "plant.toml", "--insecure-plaintext"])
     capsys.readouterr()
     error = error_of(["network", "revoke", "node-1"], capsys)
     assert "cannot be revoked: in a plaintext network" in error
-    assert guarded(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
+    assert execute(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Copy the new manifest.json of node-0, node-2 to their devices and restart them."
 
@@ -140,8 +140,8 @@ def test_network_reports_a_mistake_in_one_line_and_writes_nothing(
 
 RUN = """
 import sys
-from fedspd.cli.main import guarded
-code = guarded(sys.argv[1:])
+from fedspd.cli.main import execute
+code = execute(sys.argv[1:])
 print("torch" in sys.modules, code)
 """
 

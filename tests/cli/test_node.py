@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.cli.node import JsonFormatter
 from fedspd.node.identity.manifest import Manifest
 
@@ -42,7 +42,7 @@ def plant(here):
     lines = [f'node-{i} = "127.0.0.1:{port}"\n' for i, port in enumerate(ports)]
     (here / "addresses.toml").write_text("".join(lines))
     (here / "plant.toml").write_text(CONFIG)
-    assert guarded(["network", "create", "plant.toml", "--addresses", "addresses.toml"]) == 0
+    assert execute(["network", "create", "plant.toml", "--addresses", "addresses.toml"]) == 0
     return here / "plant"
 
 
@@ -53,7 +53,7 @@ def alone(here):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     create = ["network", "create", "alone.toml", *ALONE, "--out", "alone", "--port", port]
-    assert guarded(create) == 0
+    assert execute(create) == 0
     return here / "alone/nodes/node-0"
 
 
@@ -73,7 +73,7 @@ def wait_for_status(bundle, capsys) -> dict:
     deadline = time.monotonic() + TIMEOUT
     while True:
         capsys.readouterr()
-        if guarded(["node", "status", "--bundle", str(bundle), "--json"]) == 0:
+        if execute(["node", "status", "--bundle", str(bundle), "--json"]) == 0:
             found = json.loads(capsys.readouterr().out)
             if found["running"]:
                 return found
@@ -89,16 +89,16 @@ def test_node_shows_its_status_while_it_waits_and_stops_on_sigterm(plant, capsys
         assert (found["done"], found["healthy"]) == (False, False)
         alive = {name: known["alive"] for name, known in found["neighbours"].items()}
         assert alive == {"node-1": False, "node-2": False}
-        assert guarded(["node", "status", "--bundle", str(bundle)]) == 0
+        assert execute(["node", "status", "--bundle", str(bundle)]) == 0
         assert "node-0: running, round 1 of 3" in capsys.readouterr().out
-        assert guarded(["node", "run", "--bundle", str(bundle)]) == 2
+        assert execute(["node", "run", "--bundle", str(bundle)]) == 2
         assert "in use by another process" in capsys.readouterr().err
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
     lines = [sorted(json.loads(line)) for line in log.splitlines()]
     assert lines == [["level", "message", "time"]] * len(lines)
-    assert guarded(["node", "status", "--bundle", str(bundle)]) == 0
+    assert execute(["node", "status", "--bundle", str(bundle)]) == 0
     assert "node-0: not running, round 0" in capsys.readouterr().out
 
 
@@ -115,18 +115,18 @@ def test_node_that_is_interrupted_while_it_starts_exits_with_0(plant):
 
 
 def test_node_trains_exports_and_predicts(alone, here, capsys):
-    assert guarded(["node", "run", "--bundle", str(alone)]) == 0
+    assert execute(["node", "run", "--bundle", str(alone)]) == 0
     assert "training finished: node=node-0 rounds=2" in capsys.readouterr().err
-    assert guarded(["node", "export", "--bundle", str(alone), "--to", "model.safetensors"]) == 0
+    assert execute(["node", "export", "--bundle", str(alone), "--to", "model.safetensors"]) == 0
     assert capsys.readouterr().out == "model.safetensors\n"
     assert (here / "model.safetensors").stat().st_size > 650 * 4
     np.savez(here / "x.npz", x=np.zeros((3, 1, 8, 8), np.uint8))
     predict = ["node", "predict", "--bundle", str(alone), "--data", "x.npz"]
-    assert guarded(predict) == 0
+    assert execute(predict) == 0
     classes = capsys.readouterr().out.split()
     assert len(classes) == 3
     assert set(classes) <= set("0123456789")
-    assert guarded([*predict, "--out", "y.npz"]) == 0
+    assert execute([*predict, "--out", "y.npz"]) == 0
     assert [str(row.argmax()) for row in np.load("y.npz")["y"]] == classes
 
 
@@ -151,7 +151,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES.values(), ids=MISTAKES)
 def test_node_reports_a_mistake_in_one_line(plant, words, sentence, capsys):
     capsys.readouterr()
-    assert guarded(words) == 2
+    assert execute(words) == 2
     lines = capsys.readouterr().err.splitlines()
     (line,) = [line for line in lines if line.startswith("fedspd: ")]
     assert sentence in line
@@ -160,7 +160,7 @@ def test_node_reports_a_mistake_in_one_line(plant, words, sentence, capsys):
 def test_node_reports_a_port_in_use_as_a_failure(plant, capsys):
     host, _, port = Manifest.load(plant / "network.json").member("node-0").address.rpartition(":")
     with socket.create_server((host, int(port))):
-        assert guarded(["node", "run", *BUNDLE]) == 1
+        assert execute(["node", "run", *BUNDLE]) == 1
         assert f"address = '{host}:{port}': cannot listen there" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedspd
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -19,7 +19,7 @@ TINY = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1", "fedsp
 
 
 def test_run_ends_with_one_line_of_json_and_complete_records(capsys):
-    assert guarded(["run", *TINY, "--out", "runs/a", "--workers", "2", "--json"]) == 0
+    assert execute(["run", *TINY, "--out", "runs/a", "--workers", "2", "--json"]) == 0
     printed = capsys.readouterr()
     last = json.loads(printed.out)
     result = RunFolder.open(Path("runs/a")).read("result.json")
@@ -35,8 +35,8 @@ def test_run_ends_with_one_line_of_json_and_complete_records(capsys):
 
 def test_run_repeats_a_run_from_its_resolved_config(capsys):
     end = ["--workers", "1", "--json"]
-    assert guarded(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", *end]) == 0
-    assert guarded(["run", "a/config.toml", "--out", "b", *end]) == 0
+    assert execute(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", *end]) == 0
+    assert execute(["run", "a/config.toml", "--out", "b", *end]) == 0
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert one["hash"] == two["hash"]
     assert Path("a/config.toml").read_text() == Path("b/config.toml").read_text()
@@ -44,16 +44,16 @@ def test_run_repeats_a_run_from_its_resolved_config(capsys):
 
 def test_run_without_out_has_a_new_folder(capsys):
     for number in (1, 2):
-        assert guarded(["run", *TINY, "rounds=1", "method=local", "--workers", "1"]) == 0
+        assert execute(["run", *TINY, "rounds=1", "method=local", "--workers", "1"]) == 0
         assert f"runs/local-digits-{number}" in capsys.readouterr().out
     assert sorted(os.listdir("runs")) == ["local-digits-1", "local-digits-2"]
 
 
 def test_run_has_the_graph_that_topology_show_describes(capsys):
     settings = [*TINY, "topology.degree=3", "topology.kind=rgg"]
-    assert guarded(["run", *settings, "--out", "a", "--workers", "1"]) == 0
+    assert execute(["run", *settings, "--out", "a", "--workers", "1"]) == 0
     capsys.readouterr()
-    assert guarded(["topology", "show", "a/config.toml", "--json"]) == 0
+    assert execute(["topology", "show", "a/config.toml", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     recorded = RunFolder.open(Path("a")).read("topology.json")
     assert {key: value for key, value in recorded.items() if key != "list"} == shown
@@ -70,7 +70,7 @@ def test_run_has_the_graph_that_topology_show_describes(capsys):
     ],
 )
 def test_run_takes_small_and_odd_networks(settings, capsys):
-    assert guarded(["run", *TINY, *settings, "--out", "a", "--workers", "1", "--json"]) == 0
+    assert execute(["run", *TINY, *settings, "--out", "a", "--workers", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
     for path in Path("a").glob("*.json*"):
         assert "NaN" not in path.read_text()
@@ -143,7 +143,7 @@ def test_wrong_input_is_rejected_in_one_sentence_and_writes_nothing(name, capsys
     settings, sentence = BAD[name]
     if name == "an extra" and shutil.which("tensorboard"):
         pytest.skip("the extra is installed")
-    assert guarded(["run", "--out", "runs/a", "--workers", "2", *TINY, *settings]) == 2
+    assert execute(["run", "--out", "runs/a", "--workers", "2", *TINY, *settings]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("fedspd: ")
     assert sentence in printed.err
@@ -172,12 +172,12 @@ def test_users_model_that_does_not_fit_the_data_is_rejected(capsys, here):
         "def narrow(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(32, classes))\n"
     )
-    assert guarded(["run", *TINY, "model.name=mine:few", "--out", "a"]) == 2
+    assert execute(["run", *TINY, "model.name=mine:few", "--out", "a"]) == 2
     assert capsys.readouterr().err == (
         "fedspd: model.name = 'mine:few': its output for 2 examples has shape (2, 3); "
         "expected (2, 10), a column for each class.\n"
     )
-    assert guarded(["run", *TINY, "model.name=mine:narrow", "--out", "a"]) == 2
+    assert execute(["run", *TINY, "model.name=mine:narrow", "--out", "a"]) == 2
     assert capsys.readouterr().err.startswith(
         "fedspd: model.name = 'mine:narrow': it does not work on examples of shape (1, 8, 8), "
         "with RuntimeError: mat1"
@@ -186,10 +186,10 @@ def test_users_model_that_does_not_fit_the_data_is_rejected(capsys, here):
 
 
 def test_run_rejects_a_folder_that_holds_a_run(capsys):
-    assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
+    assert execute(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     before = {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")}
     capsys.readouterr()
-    assert guarded(["run", *TINY, "--out", "a"]) == 2
+    assert execute(["run", *TINY, "--out", "a"]) == 2
     assert capsys.readouterr().err == (
         "fedspd: 'a': the folder holds a run already. Resume it, or choose another folder.\n"
     )
@@ -198,7 +198,7 @@ def test_run_rejects_a_folder_that_holds_a_run(capsys):
 
 def test_resume_rejects_a_folder_that_is_not_a_run(capsys, here):
     (here / "photos").mkdir()
-    assert guarded(["run", "--resume", "photos"]) == 2
+    assert execute(["run", "--resume", "photos"]) == 2
     assert capsys.readouterr().err == (
         "fedspd: 'photos': not a run folder; expected a folder with run.json.\n"
     )
@@ -208,7 +208,7 @@ def test_resume_rejects_a_folder_that_is_not_a_run(capsys, here):
 @pytest.mark.parametrize("command", [["run", "--resume"], ["report"]])
 def test_command_rejects_a_run_folder_of_another_format(capsys, command):
     RunFolder.create(Path("a")).begin({"format": 2, "versions": {"fedspd": "0.9.5"}})
-    assert guarded([*command, "a"]) == 2
+    assert execute([*command, "a"]) == 2
     assert capsys.readouterr().err == (
         "fedspd: 'a/run.json': format = 2, written by fedspd 0.9.5; expected 1. "
         "Install that version, or start again in another folder.\n"
@@ -216,36 +216,36 @@ def test_command_rejects_a_run_folder_of_another_format(capsys, command):
 
 
 def test_resume_rejects_other_settings(capsys):
-    assert guarded(["run", "rounds=3", "--resume", "a"]) == 2
+    assert execute(["run", "rounds=3", "--resume", "a"]) == 2
     assert "--resume a: a run continues with its own config and folder." in capsys.readouterr().err
 
 
 def test_dry_run_rejects_a_run_that_has_begun(capsys):
-    assert guarded(["run", "--resume", "a", "--dry-run"]) == 2
+    assert execute(["run", "--resume", "a", "--dry-run"]) == 2
     assert "--resume a: a run that has begun is not estimated." in capsys.readouterr().err
 
 
 def test_resume_rejects_a_changed_config(capsys):
-    assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
+    assert execute(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     path = Path("a/config.toml")
     path.write_text(path.read_text().replace("rounds = 2", "rounds = 5"))
     before = Path("a/events.jsonl").read_bytes()
     capsys.readouterr()
-    assert guarded(["run", "--resume", "a"]) == 2
+    assert execute(["run", "--resume", "a"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("fedspd: 'a': the run was started with another config (hash ")
     assert error.count("\n") == 1
     assert Path("a/events.jsonl").read_bytes() == before
     path.write_text(path.read_text().replace("rounds = 5", "rounds = 2"))
-    assert guarded(["run", "--resume", "a", "--workers", "1"]) == 0
+    assert execute(["run", "--resume", "a", "--workers", "1"]) == 0
 
 
 def test_resume_rejects_a_damaged_checkpoint(capsys):
-    assert guarded(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
+    assert execute(["run", *TINY, "--out", "a", "--workers", "1"]) == 0
     (part,) = Path("a/checkpoints").rglob("*.safetensors")
     part.write_bytes(part.read_bytes()[:-1])
     capsys.readouterr()
-    assert guarded(["run", "--resume", "a"]) == 2
+    assert execute(["run", "--resume", "a"]) == 2
     assert f"fedspd: '{part}': checkpoint file missing or damaged" in capsys.readouterr().err
 
 
@@ -267,6 +267,6 @@ def test_resume_rejects_another_model_than_the_checkpoints(here):
 
 @pytest.mark.long
 def test_demo_shows_fedspd_above_local_only_training(capsys):
-    assert guarded(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
+    assert execute(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
     methods = json.loads(capsys.readouterr().out)["methods"]
     assert methods["fedspd"]["accuracy"]["mean"] > methods["local"]["accuracy"]["mean"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedspd
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.core.errors import MissingExtraError
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
@@ -152,7 +152,7 @@ def program(out: Path) -> list[str]:
     ],
 )
 def test_command_refuses_a_wrong_engine_or_address(tmp_path, capsys, options, sentence):
-    assert guarded(["run", *SETTINGS, "--out", str(tmp_path / "run"), *options]) == 2
+    assert execute(["run", *SETTINGS, "--out", str(tmp_path / "run"), *options]) == 2
     assert capsys.readouterr().err.startswith(f"fedspd: {sentence}")
     assert not (tmp_path / "run").exists()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedspd
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 
 ROUNDS = "rounds=14"
 LARGE = "model.hidden=3000"  # a checkpoint of this takes long enough to be killed in
@@ -54,7 +54,7 @@ def test_run_killed_before_its_first_checkpoint_starts_again(lab):
         if (out / "run.json").exists():
             again = lab.resumed(out)
         else:  # nothing had begun: the same command starts it
-            assert guarded(["run", "--resume", str(out)]) == 2
+            assert execute(["run", "--resume", str(out)]) == 2
             again = fedspd.run(whole.experiment.config, out=out)
         assert again.summary["hash"] == whole.summary["hash"]
 
@@ -94,7 +94,7 @@ def contents(out: Path) -> dict[Path, bytes]:
 
 def test_second_process_on_a_run_folder_is_refused(lab, capsys):
     run, out = lab.start_held_run(2, "rounds=3")
-    assert guarded(["run", "--resume", str(out)]) == 2
+    assert execute(["run", "--resume", str(out)]) == 2
     assert capsys.readouterr().err == (
         f"fedspd: The run folder '{out}' is in use by another process: wait for it, or stop it.\n"
     )

@@ -250,12 +250,12 @@ def up(
 def main() -> None:
     """Run the command line of this process and exit."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
-    code = guarded(sys.argv[1:])
+    code = execute(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     sys.exit(code)
 
 
-def guarded(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Run a command line and return its exit code; print an error as one sentence."""
     try:
         code = app(arguments, standalone_mode=False) or 0

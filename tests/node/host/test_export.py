@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.config import validate
 from fedspd.core.errors import ConfigError, DataError, StorageError
 from fedspd.data.federation import scale_inputs
@@ -138,7 +138,7 @@ def test_command_refuses_a_journal_of_another_format(
     folder = RunFolder.create(bundle.folder / "state")
     folder.begin({"format": 2, "versions": {"fedspd": "0.9.5"}})
     folder.unlock()
-    assert guarded(["node", *command, "--bundle", str(bundle.folder)]) == 2
+    assert execute(["node", *command, "--bundle", str(bundle.folder)]) == 2
     assert "format = 2, written by fedspd 0.9.5; expected 1. Install" in capsys.readouterr().err
 
 
@@ -187,10 +187,10 @@ def test_predict_writes_scores_to_the_given_file(
     bundle = train(tmp_path / "plant")
     words = ["node", "predict", "--bundle", str(bundle.folder), "--data", str(examples), "--out"]
     capsys.readouterr()
-    assert guarded([*words, str(tmp_path / "scores")]) == 0
+    assert execute([*words, str(tmp_path / "scores")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'scores'}\n"
     assert np.load(tmp_path / "scores")["y"].shape == (7, 10)
-    assert guarded([*words, str(tmp_path / "none" / "y.npz")]) == 2
+    assert execute([*words, str(tmp_path / "none" / "y.npz")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"fedspd: '{tmp_path}/none/y.npz' could not be written (")
 
@@ -215,7 +215,7 @@ def test_regression_of_several_targets_is_trained_exported_and_predicted(
     np.savez(tmp_path / "x.npz", x=x[:5])
     capsys.readouterr()
     options = ["--bundle", str(bundle.folder), "--data", str(tmp_path / "x.npz")]
-    assert guarded(["node", "predict", *options]) == 0
+    assert execute(["node", "predict", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = [[float(word) for word in line.split()] for line in lines]
     np.testing.assert_allclose(printed, export.predict(bundle, tmp_path / "x.npz"), rtol=1e-5)

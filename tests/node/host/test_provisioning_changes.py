@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedspd import config
-from fedspd.cli.main import guarded
+from fedspd.cli.main import execute
 from fedspd.core.errors import ConfigError, RejectedError, StorageError
 from fedspd.node.host import provisioning
 from fedspd.node.identity.certificates import parse_identity
@@ -210,7 +210,7 @@ def test_show_prints_an_address_in_brackets(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     one_node = config.validate({"clients": 1})
     provisioning.create(one_node, tmp_path / "plant", host="fe80::2", port=7700)
-    assert guarded(["network", "show", "--network", str(tmp_path / "plant")]) == 0
+    assert execute(["network", "show", "--network", str(tmp_path / "plant")]) == 0
     assert "[fe80::2]:7700" in capsys.readouterr().out
 
 
