@@ -62,6 +62,15 @@ def test_page_shows_scores_differences_and_the_command(three_seeds, out):
     assert "<td class=behind>−75.0 ± 24.8</td>" in text
 
 
+def test_page_shows_a_command_of_python_m_as_the_program(write_run, out):
+    folder = write_run("a")
+    metadata = json.loads((folder / "run.json").read_text())
+    command = ["/lib/fedspd/__main__.py", "run", "x.toml"]
+    RunFolder(folder).write("run.json", {**metadata, "command": command})
+    write_report([folder], out, "fedspd")
+    assert "fedspd run x.toml" in Page(out / "report.html").text
+
+
 def test_page_escapes_the_config(write_run, out):
     evil = "<script>alert('x')</script>"
     config = {"data": {"name": evil, "mixture": evil}}

@@ -219,7 +219,7 @@ def _render_setup(comparison: Comparison) -> str:
         "methods": "; ".join(_method_with_options(runs, method) for method in methods),
         "seeds": ", ".join(str(seed) for seed in sorted({run.seed for run in runs})),
         **{axis: ", ".join(_axis_values(comparison, axis)) for axis in comparison.axes},
-        "data": "; ".join(partitions),
+        "partitions": "; ".join(partitions),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "machine": ", ".join(str(value) for value in runs[0].metadata["machine"].values()),
     }
@@ -266,4 +266,8 @@ def _render_commands(runs: list[Run]) -> str:
 
 
 def _format_command(words: Sequence[str]) -> str:
-    return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
+    if not words:
+        return ""
+    program = Path(words[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *words[1:]])
