@@ -66,8 +66,8 @@ def test_help_documents_exit_codes():
     ("arguments", "sentence"),
     [
         (["run", "--worker", "2"], "No such option: --worker"),
-        (["run", "--workers", "0"], "--workers"),
-        (["run", "--workers", "two"], "--workers"),
+        (["run", "--workers", "0"], "--workers: expected a number greater than or equal to 1."),
+        (["run", "--workers", "two"], "--workers: expected a valid integer."),
         (["run", "--out"], "--out"),
         (["rnu"], "No such command 'rnu'."),
         (["data", "gte"], "No such command 'gte'."),

@@ -191,7 +191,8 @@ def test_run_rejects_a_folder_that_holds_a_run(capsys):
     capsys.readouterr()
     assert execute(["run", *TINY, "--out", "a"]) == 2
     assert capsys.readouterr().err == (
-        "fedspd: 'a': the folder holds a run already. Resume it, or choose another folder.\n"
+        "fedspd: 'a': the folder holds a run already; expected a new or an empty folder. "
+        "Resume the run, or choose another folder.\n"
     )
     assert {path: path.stat().st_mtime_ns for path in Path("a").rglob("*")} == before
 

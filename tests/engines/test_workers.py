@@ -82,8 +82,10 @@ def test_run_leaves_no_worker_behind():
 
 
 def test_run_rejects_zero_workers():
-    with pytest.raises(ConfigError, match="workers = 0: expected at least 1"):
+    with pytest.raises(ConfigError, match="workers = 0: expected an integer of at least 1"):
         fedspd.run(TINY, workers=0)
+    with pytest.raises(ConfigError, match="workers = '2': expected an integer of at least 1"):
+        fedspd.run(TINY, workers="2")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

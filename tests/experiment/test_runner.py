@@ -78,12 +78,14 @@ def test_run_refuses_a_model_that_does_not_fit_before_it_writes(tmp_path):
     def narrow(shape, classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
-    sentence = r"the given model': its output for 2 examples has shape \(2, 3\); expected \(2, 10\)"
+    sentence = r"^model: its output for 2 examples has shape \(2, 3\); expected \(2, 10\)"
     with pytest.raises(ConfigError, match=sentence):
         fedspd.run(TINY, model=narrow, out=tmp_path / "a")
     sentence = r"it does not work on examples of shape .*ZeroDivisionError"
     with pytest.raises(ConfigError, match=sentence):
         fedspd.run(TINY, model=lambda shape, classes: 1 / 0, out=tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"^model: a value of type int; expected a function"):
+        fedspd.run(TINY, model=3, out=tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 

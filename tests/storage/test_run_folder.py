@@ -47,8 +47,8 @@ def test_create_refuses_the_folder_of_a_run_and_says_how_to_continue(run_folder)
     with pytest.raises(StorageError) as caught:
         RunFolder.create(run_folder.folder)
     assert str(caught.value) == (
-        f"'{run_folder.folder}': the folder holds a run already. "
-        "Resume it, or choose another folder."
+        f"'{run_folder.folder}': the folder holds a run already; expected a new or an empty "
+        "folder. Resume the run, or choose another folder."
     )
 
 

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that --help is quick.
 
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -264,7 +265,7 @@ def execute(arguments: list[str]) -> int:
     except FedspdError as error:
         return _reject(str(error), error.exit_code, arguments)
     except typer.TyperException as error:
-        message = error.format_message()  # empty if help was printed
+        message = _as_sentence(error.format_message())  # empty if help was printed
         return _reject(message, error.exit_code, arguments) if message else error.exit_code
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -272,6 +273,15 @@ def execute(arguments: list[str]) -> int:
     except Exception as error:  # a fault of ours, or of a user's own code
         traceback.print_exc()
         return _reject(f"{type(error).__name__}: {error}", 1, arguments)
+
+
+def _as_sentence(message: str) -> str:
+    """Return an error of typer in the form of the others, where it names what it expects."""
+    found = re.fullmatch(r"Invalid value for '([^']+)': Input should be ([^,]+)(,.*)?", message)
+    if found is None:
+        return message
+    prefix = "a number " if found[2].startswith(("greater", "less")) else ""
+    return f"{found[1]}: expected {prefix}{found[2]}."
 
 
 def _reject(sentence: str, code: int, arguments: list[str]) -> int:

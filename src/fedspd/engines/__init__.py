@@ -34,8 +34,8 @@ def engine_factory(
     """
     if name not in ENGINES:
         raise ConfigError(f"engine = '{name}': unknown engine; {nearest(name, ENGINES)}")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers = {workers}: expected at least 1.")
+    if workers is not None and not (isinstance(workers, int) and workers >= 1):
+        raise ConfigError(f"workers = {workers!r}: expected an integer of at least 1.")
     if name == "ray":
         with _ray_factory(workers, address) as make:
             yield make

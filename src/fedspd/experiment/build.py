@@ -100,10 +100,10 @@ def build_learner(
 
     The model is tried on two of `examples`, or on zeros, so that one that does not fit is refused.
     """
-    name = config.model.name_for(shape)
+    name = f"model.name = '{config.model.name_for(shape)}'"
     factory = partial(models.build_model, config.model, shape, classes)
     if model is not None:
-        name, factory = "the given model", partial(model, shape, classes)
+        name, factory = "model", _factory_of(model, shape, classes)
     x, y = torch.zeros(2, *shape), None
     if examples is not None:
         x, y = examples[0][:2], examples[1][:2]
@@ -116,9 +116,20 @@ def build_learner(
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"model.name = '{name}': it does not work on examples of shape {shape}, with {reason}"
+            f"{name}: it does not work on examples of shape {shape}, with {reason}"
         ) from error
     return learner
+
+
+def _factory_of(
+    model: ModelFactory, shape: tuple[int, ...], classes: int
+) -> Callable[[], nn.Module]:
+    if not callable(model):
+        raise ConfigError(
+            f"model: a value of type {type(model).__name__}; expected a function "
+            "(shape, classes) -> nn.Module."
+        )
+    return partial(model, shape, classes)
 
 
 def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, name: str) -> None:
@@ -130,7 +141,7 @@ def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, n
     has_more_columns = bool(classes) and len(found) == 2 and found[1] > classes
     if found != expected and not has_more_columns:
         raise ConfigError(
-            f"model.name = '{name}': its output for {len(x)} examples has shape {found}; "
+            f"{name}: its output for {len(x)} examples has shape {found}; "
             f"expected {expected}, {meaning}."
         )
 

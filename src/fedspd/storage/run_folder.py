@@ -196,7 +196,8 @@ def _check_vacant(folder: Path) -> None:
     """Accept a folder that is absent, empty, or left by a start that ended before run.json."""
     if (folder / "run.json").exists():
         raise StorageError(
-            f"'{folder}': the folder holds a run already. Resume it, or choose another folder."
+            f"'{folder}': the folder holds a run already; expected a new or an empty folder. "
+            "Resume the run, or choose another folder."
         )
     is_ours = (folder / ".lock").exists()
     if folder.exists() and not is_ours and not (folder.is_dir() and not any(folder.iterdir())):
