@@ -121,9 +121,7 @@ def build_learner(
     return learner
 
 
-def _factory_of(
-    model: ModelFactory, shape: tuple[int, ...], classes: int
-) -> Callable[[], nn.Module]:
+def _factory_of(model: ModelFactory, shape: tuple[int, ...], classes: int) -> partial[nn.Module]:
     if not callable(model):
         raise ConfigError(
             f"model: a value of type {type(model).__name__}; expected a function "
