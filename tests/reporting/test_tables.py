@@ -40,7 +40,7 @@ def test_columns_name_the_reference_and_leave_out_what_no_row_has(three_seeds, c
 
 
 def test_best_is_chosen_among_all_methods_at_a_shared_point(write_run, compare):
-    """All nine rows share one point, whatever their own options are."""
+    """All nine rows share one point; the options of FedAvg do not count."""
     scores = {"fedspd": 0.6, "local": 0.55, "ifca": 0.5, "pfedme": 0.3, "fedem": 0.5}
     folders = [write_run(method, method, scores=(s, s)) for method, s in scores.items()]
     for k in range(4):
@@ -49,7 +49,7 @@ def test_best_is_chosen_among_all_methods_at_a_shared_point(write_run, compare):
     assert best_rows(compare(*folders), "accuracy (%)") == ["fedavg, fedavg.finetune=3"]
 
 
-def test_equal_scores_are_all_best_whatever_their_last_digit(write_run, compare):
+def test_scores_that_differ_in_their_last_digit_are_all_best(write_run, compare):
     """Sums in another order differ in the last digit."""
     scores = {"fedspd": 0.5, "fedavg": 0.872222222, "fedem": 0.8722222223333}
     folders = [write_run(method, method, scores=(s, s)) for method, s in scores.items()]

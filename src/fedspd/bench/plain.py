@@ -52,7 +52,7 @@ def train(module: nn.Module, x_EIHW: Tensor, y_E: Tensor, generator: torch.Gener
     for batch in batches(len(y_E), generator):
         optimiser.zero_grad()
         loss = nn.functional.cross_entropy(module(x_EIHW[batch]), y_E[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         optimiser.step()
 
 

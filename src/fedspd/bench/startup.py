@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from torch import Tensor
+from torch import nn
 
 from fedspd.bench.results import BenchmarkResult, BenchmarkSize
 from fedspd.models import MLP
@@ -17,14 +17,16 @@ SIGNAL = b"now\n"
 PROGRAM = "from fedspd.cli.main import main; main()"
 
 
-class SignallingMLP(MLP):
-    """A model that prints a signal when its training starts."""
+def signalling_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model that prints a signal when it is trained."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
+    def signal(module: nn.Module, inputs: object) -> None:
+        if module.training:
             os.write(sys.stdout.fileno(), SIGNAL)
-        output: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-        return output
+
+    model = MLP(shape, classes)
+    model.register_forward_pre_hook(signal)
+    return model
 
 
 def measure_startup(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
@@ -50,7 +52,7 @@ def _import_torch() -> float:
 
 
 def _first_step() -> float:
-    model = f"model.name={__name__}:{SignallingMLP.__name__}"
+    model = f"model.name={__name__}:{signalling_mlp.__name__}"
     with tempfile.TemporaryDirectory(prefix="fedspd-") as folder:
         return _seconds_to_signal("-c", PROGRAM, "run", model, "--out", f"{folder}/run", "--json")
 
