@@ -1,4 +1,4 @@
-"""What stands in deploy/ and in its page can be done."""
+"""The commands, options and metrics of deploy/ and docs/deploy.md exist."""
 
 import configparser
 import re
@@ -13,15 +13,22 @@ from fedspd.config import validate
 from fedspd.node.identity.manifest import check_address, check_name
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/deploy.md").read_text()
-UNIT = (ROOT / "deploy/fedspd-node@.service").read_text()
-CONTAINER = (ROOT / "deploy/Containerfile").read_text()
+
+
+def read(path: str) -> str:
+    """Return a file of the checkout, with continued lines joined."""
+    return (ROOT / path).read_text().replace("\\\n", "")
+
+
+PAGE = read("docs/deploy.md")
+UNIT = read("deploy/fedspd-node@.service")
+CONTAINER = read("deploy/Containerfile")
 GROUPS = ("node", "network")
 
 
 def command_lines() -> list[list[str]]:
-    """Every call of fedspd in the page, the unit and the container, from its first word on."""
-    blocks = re.findall(r"```(?:toml)?\n(.*?)```", PAGE.replace("\\\n", ""), re.DOTALL)
+    """Return the arguments of every call of fedspd in the page, the unit and the container."""
+    blocks = re.findall(r"```(?:toml)?\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + UNIT.splitlines()
     calls = [
         re.search(r"(?:^|/bin/|exec \S+ |  )fedspd ((?:node|network|up) .*)", line)
@@ -67,6 +74,32 @@ def test_systemd_unit_restarts_after_a_failure_and_not_after_a_refusal():
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
     assert service["StateDirectory"] == "fedspd/%i"
     assert "--state /var/lib/fedspd/%i " in service["ExecStart"]
+
+
+def first_column(head: str) -> list[str]:
+    """Return the code in the first column of the table of the page with that head."""
+    (table,) = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    cells = [line.split(" | ")[0] for line in table.splitlines()]
+    return [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
+
+
+def literals(*folders: str) -> str:
+    """Return the source of packages, with adjacent string literals joined."""
+    paths = [path for folder in folders for path in (ROOT / "src/fedspd" / folder).rglob("*.py")]
+    source = "\n".join(path.read_text() for path in paths)
+    return re.sub(r"[\"']\n +f?[\"']", "", source)
+
+
+def test_deploy_page_quotes_events_that_nodes_log():
+    source, events = literals("node"), first_column("event")
+    assert len(events) == 12
+    assert [event for event in events if re.split("[:,] ", event)[0] not in source] == []
+
+
+def test_deploy_page_quotes_errors_that_nodes_report():
+    source, errors = literals("node", "storage"), first_column("message or symptom")
+    assert len(errors) >= 18
+    assert [error for error in errors if error.partition(" (")[0] not in source] == []
 
 
 def test_deploy_page_lists_the_metrics_of_a_node():

@@ -72,7 +72,7 @@ def test_rejection_log_counts_everything_and_logs_once_in_ten_seconds(caplog):
             rejections.record("b", "size", "too long.")
             clock.now += 1
     assert rejections.counts == {"round": 42, "size": 21}
-    line = 'message rejected: node=b reason="round" detail="round = -1."'
+    line = 'message rejected: sender=b reason="round" detail="round = -1."'
     assert caplog.messages.count(line) == 3  # at 0, 10 and 20 seconds
     assert len(caplog.records) == 9
 

@@ -252,7 +252,7 @@ def test_transport_rejects_another_manifest_without_counting_it_as_malformed(wor
             assert a.rejected == {"agreement": 6}
             assert a.malformed == {}
             assert not a.is_muted("b")
-            assert 'message rejected: node=b reason="agreement"' in caplog.text
+            assert 'message rejected: sender=b reason="agreement"' in caplog.text
             assert world.nodes["a"].received == []
 
     run(work())

@@ -160,9 +160,10 @@ def check_address(address: str) -> str:
 def _check_format(path: Path, found: object) -> None:
     if found == FORMAT:
         return
-    age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+    is_newer = isinstance(found, int) and found > FORMAT
+    writer = "a newer version" if is_newer else "an older version"
     raise ConfigError(
-        f"'{path}': format = {json.dumps(found)}: written by {age} version of fedspd; expected "
+        f"'{path}': format = {json.dumps(found)}: written by {writer} of fedspd; expected "
         f"{FORMAT}. Install the version of fedspd that created this network, or create the "
         "network again with 'fedspd network create'."
     )

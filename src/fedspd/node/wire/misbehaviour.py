@@ -91,4 +91,4 @@ class RejectionLog:
         if len(self._logged_at) >= MAX_LOGGED:
             self._logged_at.clear()
         self._logged_at[sender, reason] = now
-        log.warning('message rejected: node=%s reason="%s" detail="%s"', sender, reason, sentence)
+        log.warning('message rejected: sender=%s reason="%s" detail="%s"', sender, reason, sentence)
