@@ -84,7 +84,9 @@ def test_compare_again_runs_nothing_again(compared, capsys):
     last = json.loads(printed.out)
     assert (last["folder"], last["report"], last["notes"]) == ("c", "c/report.html", [])
     means = [read_result(f"c/local,seed={seed}")["accuracy"]["mean"] for seed in (0, 1)]
-    assert last["rows"][1]["accuracy"]["mean"] == pytest.approx(sum(means) / 2)
+    local = last["rows"][1]
+    assert local["accuracy"]["mean"] == pytest.approx(sum(means) / 2)
+    assert local["steps_ratio"] == 1  # one local update by every client in every round
 
 
 def test_compare_takes_the_configs_method_as_reference(capsys):

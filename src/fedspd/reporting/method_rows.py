@@ -9,7 +9,7 @@ from fedspd.reporting.points import (
     distinct_points,
     format_label,
     format_point,
-    share_point,
+    without_own_options,
 )
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval, confidence_interval, mean, paired_difference
@@ -58,7 +58,7 @@ class MethodRow:
 
     @property
     def shared_point(self) -> Json:
-        return share_point(self.method, self.point)
+        return without_own_options(self.method, self.point)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def accuracy_along(comparison: Comparison, axis: str) -> dict[str, dict[str, Lin
     for row in comparison.rows:
         if axis in row.point:
             rest = {key: value for key, value in row.point.items() if key != axis}
-            shared = share_point(row.method, rest)
+            shared = without_own_options(row.method, rest)
             own = {key: value for key, value in rest.items() if key not in shared}
             panel = panels.setdefault(format_point(shared), {})
             line = panel.setdefault(format_label(row.method, own), [])

@@ -16,7 +16,7 @@ SHARED_TABLES = ("data", "topology", "model", "training")  # every other table b
 DEFAULT = "default"  # the value of a key that a config leaves out
 
 
-def share_point(method: str, point: Json) -> Json:
+def without_own_options(method: str, point: Json) -> Json:
     """Return the point without the method's own options."""
     own = f"{options_table(method)}."
     return {key: value for key, value in point.items() if not key.startswith(own)}

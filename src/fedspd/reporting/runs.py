@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
-from fedspd.reporting.points import format_label, share_point
+from fedspd.reporting.points import format_label, without_own_options
 from fedspd.reporting.statistics import mean
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def shared_point(self) -> Json:
-        return share_point(self.method, self.point)
+        return without_own_options(self.method, self.point)
 
     @property
     def label(self) -> str:
