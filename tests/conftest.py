@@ -1,7 +1,9 @@
 """Shared test settings: one torch thread, so that parallel test processes do not compete for cores;
 no deadline per example; and a callback that keeps all events of a run."""
 
+import logging
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -82,3 +84,13 @@ def gate(tmp_path, monkeypatch):
     gate = Gate(tmp_path)
     yield gate
     gate.open()
+
+
+@pytest.fixture(autouse=True)
+def _fedspd_logger() -> Iterator[None]:
+    """Restore the package's logger: a node that runs in a test sets its level and its handler."""
+    logger = logging.getLogger("fedspd")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers = handlers

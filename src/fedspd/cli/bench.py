@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedspd.bench import rounds, startup, training
 from fedspd.bench.results import FULL, QUICK, BenchmarkResult, BenchmarkSize, describe_machine
+from fedspd.runtime.processes import require_fork
 
 Benchmark = Callable[[BenchmarkSize], Iterator[BenchmarkResult]]
 BENCHMARKS: dict[str, Benchmark] = {
@@ -21,6 +22,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 def bench(quick: bool, as_json: bool) -> None:
     """Run all benchmarks of this machine and show their results."""
+    require_fork("The benchmark")
     size = QUICK if quick else FULL
     difference = training.measure_difference(size)
     results = _measure(size, BENCHMARKS)
