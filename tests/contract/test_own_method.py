@@ -1,5 +1,6 @@
 """A user's own method, which a config names as module:Class, with its options in [options]."""
 
+import asyncio
 import importlib
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import pytest
 
 import fedspd
 from fedspd.config import as_dict, as_toml, config_hash, load, method_options, validate
-from fedspd.core.errors import ConfigError, MethodError
-from fedspd.testing import Subject, run_peers
+from fedspd.core.errors import ConfigError, MethodError, UnreachableError
+from fedspd.testing import MemoryNetwork, Subject, run_peers
 from fedspd.testing.subject import path_graph
 
 DITTO = {"method": "own_method:Ditto"}
@@ -253,3 +254,22 @@ def test_peer_refuses_a_wrong_return_value_in_a_sentence(name, monkeypatch, tmp_
     with pytest.raises(MethodError) as caught:
         run_peers(Subject(method).plan(), path_graph(), 2)
     assert str(caught.value).startswith(WRONG[name])
+
+
+def test_peers_of_an_own_method_agree_over_a_network_that_delays_and_loses_messages():
+    """Every second announcement is lost and repeated, so nothing is missing in the end."""
+    method = importlib.import_module("own_method").Ditto
+    plan, announcements = Subject(method).plan(), 0
+
+    async def conditions(sender, receiver, rpc_method):
+        nonlocal announcements
+        if rpc_method == "Fetch":
+            await asyncio.sleep(0.01)
+        if rpc_method == "Announce":
+            announcements += 1
+            if announcements % 2:
+                raise UnreachableError("lost")
+
+    ideal = run_peers(plan, path_graph(), 2)
+    assert run_peers(plan, path_graph(), 2, MemoryNetwork(conditions)) == ideal
+    assert announcements > 8

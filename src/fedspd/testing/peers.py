@@ -26,17 +26,26 @@ __all__ = ["MemoryNetwork", "run_peers"]
 TIMEOUTS = Timeouts(start=120, min_deadline=60, max_deadline=60, down_after=60, linger=0.5)
 
 
-def run_peers(plan: Plan, graph: Graph, rounds: int) -> list[str]:
-    """Run every client of the plan as a peer; return the digests after the final phase."""
+def run_peers(
+    plan: Plan, graph: Graph, rounds: int, network: MemoryNetwork | None = None
+) -> list[str]:
+    """Run every client of the plan as a peer; return the digests after the final phase.
+
+    The peers are named n0, n1 and so on. `network` may delay or lose their messages.
+    """
+    network = network or MemoryNetwork()
     with (
         tempfile.TemporaryDirectory(prefix="fedspd-") as folder,
         ThreadPoolExecutor(1) as thread,  # so that it works where an event loop runs already
     ):
-        return thread.submit(asyncio.run, _run(plan, graph, rounds, Path(folder))).result()
+        work = _run(plan, graph, rounds, network, Path(folder))
+        return thread.submit(asyncio.run, work).result()
 
 
-async def _run(plan: Plan, graph: Graph, rounds: int, folder: Path) -> list[str]:
-    network, manifest = MemoryNetwork(), build_manifest(plan, graph)
+async def _run(
+    plan: Plan, graph: Graph, rounds: int, network: MemoryNetwork, folder: Path
+) -> list[str]:
+    manifest = build_manifest(plan, graph)
     with ExitStack() as stack:
         # The peers share torch's random generator, so only one of them may compute at a time.
         executor = stack.enter_context(ThreadPoolExecutor(1))

@@ -3,12 +3,11 @@
 Every message is encoded and validated as on the wire. `conditions` decide how messages travel:
 they may wait, to delay a message, or raise UnreachableError, to lose it.
 
-    async def lossy(sender: str, receiver: str, method: RpcMethod) -> None:
-        if method == "Fetch" and receiver == "node-2":
-            raise UnreachableError("the link is down.")
+    async def slow_link(sender: str, receiver: str, method: RpcMethod) -> None:
+        if {sender, receiver} == {"n0", "n1"}:
+            await asyncio.sleep(0.1)
 
-    network = MemoryNetwork(lossy)
-    transports = [network.transport(manifest, member.name) for member in manifest.members]
+    digests = fedspd.testing.run_peers(plan, graph, rounds, MemoryNetwork(slow_link))
 """
 
 import asyncio
