@@ -23,8 +23,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 FINAL = {"event": "final", "round": 3, "accuracy": 0.75}
 
 
-def done(round: int, heard: list[str], missing: list[str]) -> dict[str, object]:
-    return {"event": "round", "round": round, "received": heard, "missing": missing}
+def done(round: int, received: list[str], missing: list[str]) -> dict[str, object]:
+    return {"event": "round", "round": round, "received": received, "missing": missing}
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def is_issued_by(certificate: Certificate, ca: Certificate) -> bool:
     """Return whether the authority signed the certificate."""
     try:
         certificate.verify_directly_issued_by(ca)
-    except Exception:  # a signature that cannot be verified is not valid, whatever the cause
+    except Exception:  # a signature that cannot be verified is not valid
         return False
     return True
 
