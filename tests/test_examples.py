@@ -78,7 +78,9 @@ def test_suite_runs_every_example():
     }
 
 
-@pytest.mark.parametrize("name", ON_DIGITS)
+@pytest.mark.parametrize(
+    "name", ["own_npz", *(pytest.param(name, marks=pytest.mark.long) for name in ON_DIGITS[1:])]
+)
 def test_example_learns_digits(name, tmp_path):
     assert_digits_learned(run_example(name, tmp_path))
 
@@ -128,6 +130,7 @@ def test_regression_finds_both_slopes_at_every_client(tmp_path):
     assert found[1] == pytest.approx([2, 2, 2], abs=0.1)
 
 
+@pytest.mark.long
 def test_plant_clients_learn_from_one_another(tmp_path):
     summary = run_config("plant", tmp_path)
     (tmp_path / "run").rename(tmp_path / "together")

@@ -12,6 +12,7 @@ from fedspd.config import validate
 NODES = 4
 
 
+@pytest.mark.long
 def test_socket_bytes_match_the_ledger_within_three_percent(tmp_path):
     """Sockets also carry TLS, HTTP/2 and heartbeats, which the ledger does not count."""
     x = np.random.default_rng(0).random((200, 1, 28, 28), np.float32)

@@ -15,6 +15,8 @@ from fedspd.bench.results import QUICK, BenchmarkResult
 from fedspd.bench.training import measure_difference
 from fedspd.cli.bench import result_table
 
+pytestmark = pytest.mark.xdist_group("bench")  # one process makes its fixtures
+
 ROOT = Path(__file__).parents[2]
 TARGETS = {
     "training_1": 1.6,

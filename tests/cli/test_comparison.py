@@ -15,6 +15,8 @@ import pytest
 from fedspd.cli.main import execute
 from fedspd.storage.run_folder import RunFolder
 
+pytestmark = pytest.mark.xdist_group("comparison")  # one process makes its fixtures
+
 pytestmark = pytest.mark.usefixtures("here")
 TINY = [
     "clients=6",

@@ -194,13 +194,41 @@ class Alone(FedAvg):
             "Silent: predict gives torch.float32 of shape (7, 2) with clusters = 1; expected "
             "finite torch.float32 of shape (7, 3).",
         ),
-        (Diverging, "Diverging: the field 'loss_C' of its state is not finite with S = 1."),
-        (Boasting, "Boasting: the observed model_CP predicts otherwise than predict."),
-        (Misshapen, "Misshapen: observe gives another shape of loss_C than (5,)."),
-        (Repeating, "Repeating.round: cluster_CK has the row [0, 0]; expected no repeat."),
-        (Unknown, "Unknown.round: cluster_CK has the row [7]; expected clusters from 0 to 1."),
-        (Peeking, "Peeking: join uses the models of a client that is not a neighbour."),
-        (Alone, "Alone: join gives another 'loss_C' than trained clients have."),
+        pytest.param(
+            Diverging,
+            "Diverging: the field 'loss_C' of its state is not finite with S = 1.",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Boasting,
+            "Boasting: the observed model_CP predicts otherwise than predict.",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Misshapen,
+            "Misshapen: observe gives another shape of loss_C than (5,).",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Repeating,
+            "Repeating.round: cluster_CK has the row [0, 0]; expected no repeat.",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Unknown,
+            "Unknown.round: cluster_CK has the row [7]; expected clusters from 0 to 1.",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Peeking,
+            "Peeking: join uses the models of a client that is not a neighbour.",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Alone,
+            "Alone: join gives another 'loss_C' than trained clients have.",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_check_method_names_the_broken_promise(method: type[FedAvg], sentence: str) -> None:

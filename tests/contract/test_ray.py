@@ -6,15 +6,13 @@ Its actors take seconds to start, so most methods wait for the long tests.
 import pytest
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]  # one cluster at a time
 
 from fedspd.algorithms import METHODS  # noqa: E402
 from fedspd.core.graph import Graph  # noqa: E402
 from fedspd.engines.ray_cluster import RayCluster  # noqa: E402
 from fedspd.engines.simulator import Simulator  # noqa: E402
 from fedspd.testing.subject import path_graph, run, run_rounds  # noqa: E402
-
-QUICK = ("ditto",)  # a class that no actor can import
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,11 +28,7 @@ def local_ray():
     ray.shutdown()
 
 
-def marked(method: str):
-    return pytest.param(method, marks=() if method in QUICK else pytest.mark.long)
-
-
-@pytest.mark.parametrize("method", [marked(method) for method in [*METHODS, "ditto"]])
+@pytest.mark.parametrize("method", [*METHODS, "ditto"])
 def test_actors_and_their_checkpoint_give_the_reference(subject, tmp_path):
     cluster = RayCluster(subject.plan(), workers=2)
     try:
@@ -47,7 +41,6 @@ def test_actors_and_their_checkpoint_give_the_reference(subject, tmp_path):
     assert run(simulator, path_graph(), first=3) == subject.reference()
 
 
-@pytest.mark.long
 def test_float64_and_a_server_equal_the_simulation(subjects):
     edges = [(i, j) for i in range(5) for j in range(i)]
     star = Graph.from_edges(5, edges, "examples", server=True)

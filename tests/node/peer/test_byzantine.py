@@ -175,6 +175,7 @@ class Deaf(Byzantine):
         raise RejectedError("not listening.")
 
 
+@pytest.mark.long
 def test_honest_peers_soon_stop_waiting_for_one_that_refuses_announcements(
     tmp_path: Path,
 ) -> None:
