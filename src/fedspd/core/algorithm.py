@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import signature
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -51,7 +51,19 @@ class Algorithm(ABC, Generic[State]):
     draws of one client from `key.of(client, ...)`, so that they do not depend on the block.
     """
 
+    NEEDS_EXAMPLES: ClassVar[bool] = True  # whether a client needs an example for every cluster
+
     clusters: int
+
+    @property
+    def cluster_limit(self) -> int:
+        """The most clusters that a state can have."""
+        return self.clusters
+
+    @property
+    def offer_limit(self) -> int:
+        """The most models that a client offers in one exchange."""
+        return self.cluster_limit
 
     @abstractmethod
     def begin(self, learner: Learner, data: Block, key: Key) -> State:

@@ -1,7 +1,7 @@
 """The examples of a block of clients: what a method may see of the data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ class Block:
     width          E, the most examples of any client of the network, so that a table over examples
                    has the same shape in every block
     server         whether the network has a server (a star)
+    rounds         T, the rounds of the run
+    diameter       a bound on the hops between two clients
 
     There is no ground truth here: a method cannot read which distribution an example came from.
     """
@@ -27,6 +29,17 @@ class Block:
     y: Sequence[Tensor]
     width: int
     server: bool = False
+    rounds: int = 0
+    diameter: int = 0
+
+    def select(self, rows: Sequence[int]) -> "Block":
+        """Return the block of some of the clients."""
+        clients, x, y = (
+            [self.clients[c] for c in rows],
+            [self.x[c] for c in rows],
+            [self.y[c] for c in rows],
+        )
+        return replace(self, clients=clients, x=x, y=y)
 
     def __len__(self) -> int:
         return len(self.clients)

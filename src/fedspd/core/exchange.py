@@ -128,6 +128,22 @@ class Neighbourhood:
         mean = self.mean(all_CS)
         return torch.where(mean.received_CM[:, :, None], mean.model_CMP, centers_CSP)
 
+    def largest(self) -> Tensor:
+        """Return each client's offer with the largest first number, its own included.
+
+        Of several such offers, the one with the least second number counts.
+        """
+        offer_NX = self.offers.model_CKP[:, 0]
+        order_N = np.lexsort((offer_NX[:, 1].cpu().numpy(), -offer_NX[:, 0].cpu().numpy()))
+        rank_N = np.empty(len(order_N), np.int64)
+        rank_N[order_N] = np.arange(len(order_N))
+        best_C = np.full(self.receiver_H.max(initial=-1) + 1, len(order_N))
+        np.minimum.at(best_C, self.receiver_H, rank_N[self.sender_H])
+        rows = torch.from_numpy(order_N[best_C])
+        return (
+            offer_NX[rows].expand(len(self.clients), -1) if self.is_same_for_all else offer_NX[rows]
+        )
+
     def received(self, c: int) -> Iterator[ReceivedModel]:
         """Yield the models of wanted clusters that row c of the block received from others."""
         offers, wants = self.offers, self._wants(int(self.clients[c]))

@@ -8,19 +8,27 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedspd.core.block import Block
+from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
 from fedspd.core.options import Options
 from fedspd.core.sgd import sgd_step
+
+if TYPE_CHECKING:
+    from fedspd.core.heads import SplitLearner
+
 from fedspd.core.vmapped import VmapTrainer
 
+Factory = Callable[[], nn.Module]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Objective = Callable[[Tensor, Tensor], Tensor]  # losses and weights of a batch -> one number
 EVALUATION_BATCH = 512
 
 
@@ -83,6 +91,7 @@ class LocalUpdate(NamedTuple):
     x: Tensor
     y: Tensor
     weight: Tensor | None  # of every example's loss
+    objective: Objective
     anchor_W: Tensor | None  # adds pull/2 ||weights - anchor||^2 to the loss
     pull: float
     rates: Sequence[float]  # one for every epoch
@@ -100,27 +109,44 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
     return (error.flatten(1).sum(1) if error.ndim > 1 else error) / 2
 
 
+def weighted_mean(loss_B: Tensor, weight_B: Tensor) -> Tensor:
+    """Return the mean over examples of the weighted losses; those of several heads are added up."""
+    weighted = loss_B * weight_B
+    return weighted.mean() if weighted.ndim == 1 else weighted.sum(1).mean()
+
+
+@dataclass
+class Effort:
+    """The seconds by step, and the gradient steps, of a learner."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: int = 0
+
+
 class Learner:
     """A module whose parameters and buffers are views of one vector: a model loads in one copy.
 
     size        P, the parameters of a model
     weights     W, those that are trained; they come first
     training    the options of local training
-    steps       gradient steps since the counter was last reset
+    effort      seconds and gradient steps since the counters were last reset
+    head        name of the linear layer that is the head; None: the last one
     """
 
     def __init__(
         self,
-        factory: Callable[[], nn.Module],
+        factory: Factory,
         training: TrainingOptions | None = None,
         loss: Loss = cross_entropy,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        head: str | None = None,
     ) -> None:
         self.factory, self.training, self.loss = factory, training or TrainingOptions(), loss
+        self.head = head
+        self._splits: dict[int, SplitLearner] = {}
         self.device, self.dtype = torch.device(device), dtype
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.steps = 0
+        self.effort = Effort()
         with keyed_randomness(Key(0), self.device):
             self.module = factory().to(device=self.device, dtype=dtype)
         modules = list(self.module.modules())
@@ -130,6 +156,11 @@ class Learner:
         self._lay_out()
         # By device, never by a timing, which may come out otherwise next time.
         self.vmap_trainer = None if self.device.type == "cpu" else VmapTrainer(self)
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps since the counter was last reset."""
+        return self.effort.steps
 
     @property
     def classifies(self) -> bool:
@@ -235,6 +266,31 @@ class Learner:
         module.load_state_dict(self.export(model_P))
         return module.eval()
 
+    def split(self, clusters: int) -> "SplitLearner":
+        """Return the learner of the same model with one head per cluster and a label prior."""
+        from fedspd.core.heads import SplitLearner
+
+        if clusters not in self._splits:
+            self._splits[clusters] = SplitLearner(self, clusters)
+        return self._splits[clusters]
+
+    @property
+    def parameter_count(self) -> int:
+        """The parameters of a model without its buffers."""
+        return self.buffer_slots[0].start if self.buffer_slots else self.size
+
+    def slice_of(self, layer: nn.Module) -> slice:
+        """Return where the parameters of a layer stand in the vector."""
+        own = [slot for slot in self.parameter_slots if slot.owner is layer]
+        starts = [slot.start for slot in own]
+        size = sum(slot.view.numel() for slot in own)
+        if size != sum(p.numel() for p in layer.parameters()) or max(starts) - min(starts) > size:
+            raise ConfigError(
+                "model.head: its parameters are tied to another layer or partly frozen; expected "
+                "a linear layer of its own. Name another one."
+            )
+        return slice(min(starts), min(starts) + size)
+
     # ---- training
 
     def train(
@@ -246,6 +302,7 @@ class Learner:
         rates: Sequence[float] | None = None,
         only_CE: Tensor | None = None,
         weight_CE: Tensor | None = None,
+        objective: Objective = weighted_mean,
         anchor_CP: Tensor | None = None,
         pull_C: Tensor | None = None,
         momentum: float | None = None,
@@ -254,7 +311,8 @@ class Learner:
 
         rates        a learning rate for every epoch; default: the local epochs of the round
         only_CE      train on these examples alone
-        weight_CE    weight of every example's loss
+        weight_CE    weight of every example's loss; with several heads weight_CES, one for each
+        objective    what a weighted batch minimises
         anchor_CP    add pull_C/2 ||model - anchor||^2 to the loss
         momentum     default: training.momentum
         """
@@ -269,7 +327,7 @@ class Learner:
             if anchor_CP is not None and pull_C is not None:
                 anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
             x, y = data.x[c][rows], data.y[c][rows]
-            return LocalUpdate(x, y, weight, anchor, pull, rates, momentum)
+            return LocalUpdate(x, y, weight, objective, anchor, pull, rates, momentum)
 
         with self.timed("train"), one_thread():
             if self.vmap_trainer is not None:
@@ -310,7 +368,7 @@ class Learner:
             self._set_mode(training=True)
             for rate, rows in self._batches(update, key):
                 weight = None if update.weight is None else update.weight[rows]
-                self._compute_gradient(update.x[rows], update.y[rows], weight)
+                self._compute_gradient(update.x[rows], update.y[rows], weight, update.objective)
                 sgd_step(
                     weights_W,
                     self.gradient,
@@ -328,14 +386,16 @@ class Learner:
         if self.module.training != training:
             self.module.train(training)
 
-    def _compute_gradient(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
+    def _compute_gradient(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, objective: Objective
+    ) -> None:
         for norm in self.norms:
             norm.train(len(y) > 1)  # one example has no variance: the running statistics stand in
         self.gradient.zero_()
         loss_B = self.loss(self.module(self._batch(x)), y.to(self.device))
-        loss = loss_B.mean() if weight is None else (loss_B * weight.to(self.device)).mean()
+        loss = loss_B.mean() if weight is None else objective(loss_B, weight.to(self.device))
         loss.backward()  # type: ignore[no-untyped-call]
-        self.steps += 1
+        self.effort.steps += 1
 
     def _batch(self, x: Tensor) -> Tensor:
         x = x.to(device=self.device, dtype=self.dtype)
@@ -381,7 +441,7 @@ class Learner:
         """Add the time that passes to `seconds`, under this step."""
         start = time.perf_counter()
         yield
-        self.seconds[step] += time.perf_counter() - start
+        self.effort.seconds[step] += time.perf_counter() - start
 
 
 @contextmanager

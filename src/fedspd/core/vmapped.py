@@ -74,7 +74,7 @@ class VmapTrainer:
             anchor=torch.stack(anchors) if anchors else None,
             pull=pull_G.to(model_GP)[:, None],
         )
-        learner.steps += len(updates)
+        learner.effort.steps += len(updates)
 
     def _gradients(
         self, model_GP: Tensor, updates: list["LocalUpdate"], batches: list[Tensor]

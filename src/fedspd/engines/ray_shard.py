@@ -148,16 +148,20 @@ class StackedBlock:
     y: Array
     width: int
     server: bool
+    rounds: int
+    diameter: int
 
     @classmethod
     def of(cls, block: Block) -> "StackedBlock":
         x, y = (torch.cat(list(rows)).numpy() for rows in (block.x, block.y))
         counts = block.counts_C.tolist()
-        return cls(block.clients, block.network_size, counts, x, y, block.width, block.server)
+        about = block.width, block.server, block.rounds, block.diameter
+        return cls(block.clients, block.network_size, counts, x, y, *about)
 
     def unpack(self) -> Block:
         x, y = (torch.split(torch.from_numpy(rows), self.counts) for rows in (self.x, self.y))
-        return Block(self.clients, self.network_size, x, y, self.width, self.server)
+        about = self.width, self.server, self.rounds, self.diameter
+        return Block(self.clients, self.network_size, x, y, *about)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class PlanPayload:
         old = plan.learner
         return cls(
             plan.algorithm,
-            partial(Learner, old.factory, old.training, old.loss, old.device, old.dtype),
+            partial(Learner, old.factory, old.training, old.loss, old.device, old.dtype, old.head),
             StackedBlock.of(plan.train),
             StackedBlock.of(plan.test),
             plan.truth,

@@ -110,7 +110,7 @@ class SharedMemoryBlock(BlockRunner):
             algorithm = self.plan.algorithm
             raise MethodError(
                 f"{type(algorithm).__name__}.round yielded an Exchange with K = {K}; expected at "
-                f"most one model per cluster (clusters = {algorithm.clusters})."
+                f"most {algorithm.offer_limit}, the method's offer_limit."
             )
         self.offered_NKP = _view(self.memory, (N, K, P))
         clients = self.plan.train.clients
@@ -196,7 +196,7 @@ def _serve(plan: Plan, memory: Tensor, connection: Connection) -> None:
 
 def _shared_tensor(plan: Plan) -> Tensor:
     """Return memory for one model per client and cluster; pages that stay unused cost nothing."""
-    elements = plan.clients * max(1, plan.algorithm.clusters) * plan.learner.size
+    elements = plan.clients * max(1, plan.algorithm.offer_limit) * plan.learner.size
     memory = mmap.mmap(-1, max(1, elements) * plan.learner.dtype.itemsize)
     return torch.frombuffer(memory, dtype=plan.learner.dtype)
 

@@ -43,11 +43,12 @@ def build_experiment(
     key = Key(config.seed)
     network = topology.build_topology(config.topology, config.clients, key)
     federation = _build_federation(config, data, key)
-    _check_clusters(config, federation)
+    algorithm = build_algorithm(config)
+    _check_clusters(algorithm, federation)
     examples = federation.train.x, federation.train.y
     learner = build_learner(config, federation.shape, federation.classes, examples, model)
     blocks = _build_blocks(config, federation, network)
-    plan = Plan(build_algorithm(config), learner, *blocks, federation.distributions, key)
+    plan = Plan(algorithm, learner, *blocks, federation.distributions, key)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
     newcomers = plan.select_clients(held_out) if held_out else None
@@ -61,12 +62,12 @@ def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federati
     return federate(source, config.data, clients, key.of("data"), second)
 
 
-def _check_clusters(config: ExperimentConfig, federation: Federation) -> None:
+def _check_clusters(algorithm: AnyAlgorithm, federation: Federation) -> None:
     fewest = int(np.diff(federation.train.start).min())
-    if config.clusters > fewest:
+    if algorithm.NEEDS_EXAMPLES and algorithm.clusters > fewest:
         raise ConfigError(
-            f"clusters = {config.clusters}: a client has only {fewest} examples; expected at most "
-            "one cluster per example."
+            f"clusters = {algorithm.clusters}: a client has only {fewest} examples; expected at "
+            "most one cluster per example."
         )
 
 
@@ -74,9 +75,19 @@ def _build_blocks(
     config: ExperimentConfig, federation: Federation, network: topology.Topology
 ) -> tuple[Block, Block, GroundTruth]:
     """Return the training and test examples of all clients, and the truth of the former."""
-    server, start = network.at(1).server, federation.train.start
+    start, graph = federation.train.start, network.at(1)
+    diameter = topology.diameter_bound(network)
     blocks = (federation.block(range(federation.clients), part) for part in ("train", "test"))
-    train, test = (replace(block, network_size=config.clients, server=server) for block in blocks)
+    train, test = (
+        replace(
+            block,
+            network_size=config.clients,
+            server=graph.server,
+            rounds=config.rounds,
+            diameter=diameter,
+        )
+        for block in blocks
+    )
     return train, test, [federation.train.truth[low:high] for low, high in pairwise(start)]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
+from fedspd.core.heads import SplitLearner
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import SERVER, Traffic
@@ -88,8 +89,14 @@ class IdleLearner(Learner):
         rates, only_CE = options.get("rates"), options.get("only_CE")
         count_C = data.counts_C if only_CE is None else only_CE.sum(1)
         epochs = len(self.training.rates(key.round) if rates is None else rates)
-        self.steps += epochs * int((count_C / self.training.batch).ceil().sum())
+        self.effort.steps += epochs * int((count_C / self.training.batch).ceil().sum())
         return model_CP.clone()
+
+    def split(self, clusters: int) -> SplitLearner:
+        """Return a learner of split models that does not train either."""
+        split = super().split(clusters)
+        split.train = self.train  # type: ignore[method-assign]
+        return split
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
         """Return random losses, so that no cluster takes all examples."""

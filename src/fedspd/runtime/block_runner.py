@@ -139,17 +139,18 @@ class BlockRunner:
     def _table(self, assignment_CE: Tensor) -> NDArray[np.int64]:
         """Return table_CSD: each client's examples by cluster and true distribution."""
         plan = self.plan
-        table_CSD = np.zeros((plan.clients, plan.algorithm.clusters, plan.distributions), np.int64)
+        shape = (plan.clients, plan.algorithm.cluster_limit, plan.distributions)
+        table_CSD = np.zeros(shape, np.int64)
         for c, (row, truth) in enumerate(zip(assignment_CE.numpy(), plan.truth, strict=True)):
             np.add.at(table_CSD[c], (row[: len(truth)], truth), 1)
         return table_CSD
 
     def take_counters(self) -> tuple[dict[str, float], int]:
         """Return the seconds by step and the gradient steps since the last call."""
-        learner = self.plan.learner
-        counters = dict(learner.seconds), learner.steps
-        learner.seconds.clear()
-        learner.steps = 0
+        effort = self.plan.learner.effort
+        counters = dict(effort.seconds), effort.steps
+        effort.seconds.clear()
+        effort.steps = 0
         return counters
 
     def digests(self) -> list[str]:

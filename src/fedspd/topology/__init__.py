@@ -1,7 +1,13 @@
 """Topologies: the graph of every round, its mixing matrix, and how well it mixes."""
 
 from fedspd.topology.build import Topology, build_topology
-from fedspd.topology.diagnostics import consensus_rate, describe, diameter, spectral_gap
+from fedspd.topology.diagnostics import (
+    consensus_rate,
+    describe,
+    diameter,
+    diameter_bound,
+    spectral_gap,
+)
 from fedspd.topology.mixing import graph_mixing_matrix
 from fedspd.topology.options import KIND_OPTIONS, TopologyOptions
 
@@ -13,6 +19,7 @@ __all__ = [
     "consensus_rate",
     "describe",
     "diameter",
+    "diameter_bound",
     "graph_mixing_matrix",
     "spectral_gap",
 ]

@@ -99,6 +99,15 @@ def _max_hops(graph: Graph, first: int) -> int:
         reached_N, hops = next_N, hops + 1
 
 
+def diameter_bound(topology: Topology) -> int:
+    """Return a bound on the hops between two clients; of a dynamic graph, that of any graph."""
+    graph = topology.at(1)
+    if topology.options.remove:
+        return graph.clients - 1
+    hops, is_exact = diameter(graph)
+    return hops if is_exact else 2 * hops
+
+
 def spectral_gap(graph: Graph, key: Key) -> float:
     """Return 1 - the second largest modulus of an eigenvalue of W.
 

@@ -1,0 +1,373 @@
+"""FedSPD-Split: find the populations, share the rest.
+
+A model is a body with one head per cluster: p_i(y | x) = sum_s u_is softmax((V + D_s) body(x) +
+log pi_i)_y. Body, V and D are shared by all clients; the mixture u_i and the label prior pi_i
+never leave the client. docs/methods.md has the mathematics.
+
+1. Warm-up: FedAvg on body and V.
+2. Split, once: directions in which the clients' heads differ, and the corners of their cloud.
+3. Rounds: soft clustering of the examples, one exchange of the body and one of the heads.
+4. Final phase: fine-tuning, as far as cross-validation says that it helps.
+
+Shapes: C clients, S clusters, M directions, K classes, P parameters of a model, Q of its head,
+E examples.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedspd.algorithms.populations import (
+    choose_clusters,
+    find_corners,
+    find_directions,
+    first_mixture,
+)
+from fedspd.core.algorithm import Algorithm, Observation, Round
+from fedspd.core.block import Block
+from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.heads import SplitLearner, negative_log_likelihood
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
+from fedspd.core.ledger import NO_CLUSTER
+
+LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
+LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
+NEWCOMER_STEPS = 20  # of EM, on the mixture alone
+RETURNS = (0.0, 0.25, 0.5, 0.75, 1.0)  # how far a client goes from the shared to the tuned model
+
+
+@dataclass(frozen=True)
+class State:
+    model_CP: Tensor  # body and V
+    offsets_CSQ: Tensor  # D
+    mixture_CS: Tensor  # u_i; 0 for a cluster that is not in use
+    log_prior_CK: Tensor  # log pi_i + log K: 0 where all labels are alike
+    losses_CSE: Tensor  # of every example under every cluster
+    clusters_C: Tensor  # S as it was found; 1 before the split
+    assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
+    loss_C: Tensor  # mean negative log-likelihood
+
+
+@dataclass(frozen=True)
+class FedSPDSplit(Algorithm[State]):
+    NEEDS_EXAMPLES: ClassVar[bool] = False
+
+    clusters: int = 0  # S; 0: chosen by the eigenvalues
+    max_clusters: Annotated[
+        int, Field(ge=2, description="The most clusters that are looked for.")
+    ] = 4
+    warmup: Annotated[int, Field(ge=1, description="Rounds of one model before the split (w).")] = 3
+    prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
+        True
+    )
+    final_epochs: Annotated[
+        int, Field(ge=0, description="The number of epochs of the final phase (tau_final).")
+    ] = 10
+
+    @property
+    def cluster_limit(self) -> int:
+        return self.clusters or self.max_clusters
+
+    @property
+    def offer_limit(self) -> int:
+        """V and every D_s."""
+        return 1 + self.cluster_limit
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        C, S, split = len(data), self.cluster_limit, learner.split(self.cluster_limit)
+        model_CP = learner.draw(key.of("model", 0)).repeat(C, 1)
+        first_CS = torch.eye(S, dtype=torch.double)[:1].repeat(C, 1)
+        priors = [self._log_prior(y, split.classes) for y in data.y]
+        return State(
+            model_CP,
+            model_CP.new_zeros(C, S, split.head_size),
+            first_CS,
+            torch.stack(priors).to(model_CP),
+            torch.zeros(C, S, data.width, dtype=learner.dtype),
+            torch.ones(C, dtype=torch.long),
+            torch.where(data.present_CE, 0, -1),
+            torch.full((C,), torch.nan, dtype=torch.double),
+        )
+
+    def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        if key.round <= self.warmup:
+            state = yield from self._shared_round(learner, state, data, key)
+        else:
+            state = yield from self._split_round(learner, state, data, key)
+        return with_losses(learner, state, data)
+
+    def _shared_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        """Step 1: FedAvg on body and V. After the last round of the warm-up comes the split."""
+        one = learner.split(1)
+        model_CA = one.join(state.model_CP, state.offsets_CSQ, state.log_prior_CK)
+        trained_CP, _ = one.separate(one.train(model_CA, data, key.of("train", 0)))
+        only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
+        answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
+        mean_CP = answer.mean(only_C1).model_CMP[:, 0]
+        state = replace(state, model_CP=mean_CP)
+        if key.round < self.warmup or self.cluster_limit == 1 or data.rounds <= self.warmup:
+            return state
+        d_CQ = (trained_CP - mean_CP)[:, one.head_slice]
+        return (yield from self._find_populations(state, d_CQ, data, key))
+
+    def _find_populations(self, state: State, d_CQ: Tensor, data: Block, key: Key) -> Round[State]:
+        """Step 2: clusters are the corners of the cloud of the clients' heads."""
+        count = min(self.max_clusters if not self.clusters else self.clusters - 1, d_CQ.shape[1])
+        V_CMQ = yield from find_directions(d_CQ, count, data, key.of("directions"))
+        z_CM = (V_CMQ * d_CQ[:, None]).sum(2)
+        clusters_C = torch.full((len(data),), self.clusters)
+        if not self.clusters:
+            clusters_C = yield from choose_clusters(z_CM, d_CQ, data)
+        corner_CSM = yield from find_corners(z_CM, clusters_C, self.cluster_limit, data)
+        mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
+        offsets = [4 * corner_SM @ V_MQ for corner_SM, V_MQ in zip(corner_CSM, V_CMQ, strict=True)]
+        return replace(
+            state,
+            offsets_CSQ=torch.stack(offsets),
+            mixture_CS=mixture_CS,
+            clusters_C=clusters_C,
+        )
+
+    def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
+        """Step 3: train all heads, each example weighted by how likely its cluster is."""
+        r_CSE = posterior(state, data)
+        state = replace(state, mixture_CS=shares(r_CSE, state, data))
+        trained = self._train(learner, state, data, key.of("train", 0), weight_CSE=r_CSE)
+        split = learner.split(1)
+        body_CB = yield from self._exchange_body(split, trained.model_CP, state, data, key)
+        heads_CKQ = torch.cat([trained.model_CP[:, None, split.head_slice], trained.offsets_CSQ], 1)
+        mean_CKQ = yield from self._exchange_heads(heads_CKQ, state, data)
+        model_CP = split.with_head(body_CB, mean_CKQ[:, 0])
+        return replace(state, model_CP=model_CP, offsets_CSQ=mean_CKQ[:, 1:])
+
+    def _train(
+        self,
+        learner: Learner,
+        state: State,
+        data: Block,
+        key: Key,
+        weight_CSE: Tensor,
+        **options: Any,
+    ) -> State:
+        """Return the state with trained models; clients with as many clusters train together."""
+        model_CP, offsets_CSQ = state.model_CP.clone(), state.offsets_CSQ.clone()
+        for S, rows, own in groups(state, data):
+            split, block = learner.split(S), data.select(rows)
+            chosen = {name: table[rows] for name, table in options.items() if name == "only_CE"}
+            trained_CA = split.train(
+                joined(split, own),
+                block,
+                key,
+                weight_CE=weight_CSE[rows, :S].transpose(1, 2),
+                **{**options, **chosen},
+            )
+            model_CP[rows], offsets = split.separate(trained_CA)
+            offsets_CSQ[rows, : offsets.shape[1]] = offsets
+        return replace(state, model_CP=model_CP, offsets_CSQ=offsets_CSQ)
+
+    def _exchange_heads(self, heads_CKQ: Tensor, state: State, data: Block) -> Round[Tensor]:
+        """Average V and every D_s with all neighbours, each under its own index."""
+        K = heads_CKQ.shape[1]
+        used_C = torch.where(state.clusters_C > 1, state.clusters_C, 0)
+        index_CK = torch.arange(K).expand(len(data), -1)
+        index_CK = torch.where(index_CK <= used_C[:, None], index_CK, NO_CLUSTER)
+        weight_CK = data.counts_C[:, None].expand_as(index_CK)
+        answer = yield Exchange(index_CK, heads_CKQ, weight_CK, index_CK, is_model=False)
+        return answer.mean(index_CK).model_CMP
+
+    def _exchange_body(
+        self, split: SplitLearner, model_CP: Tensor, state: State, data: Block, key: Key
+    ) -> Round[Tensor]:
+        """Average the body: with all neighbours, and by FedSPD's rule in the second half."""
+        body_CB = split.without_head(model_CP)
+        if not body_CB.shape[1]:
+            return body_CB
+        picked_C1 = torch.zeros(len(data), 1, dtype=torch.long)
+        if key.round > max(self.warmup, data.rounds // 2):
+            pairs = zip(data.clients, state.mixture_CS, strict=True)
+            draws = [torch.multinomial(u, 1, generator=key.of(i, "pick").torch()) for i, u in pairs]
+            picked_C1 = torch.stack(draws)
+        answer = yield Exchange(picked_C1, body_CB[:, None], data.counts_C[:, None], picked_C1)
+        return answer.mean(picked_C1).model_CMP[:, 0]
+
+    def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
+        """Step 4: fine-tune, and go back as far as cross-validation on two halves says."""
+        if not self.final_epochs:
+            return state
+        rates = learner.training.final_rates(self.final_epochs)
+        u_CSE = state.mixture_CS[:, :, None].expand(-1, -1, data.width)
+
+        def tune(name: str, only_CE: Tensor) -> State:
+            return self._train(
+                learner, state, data, key.of(name), weight_CSE=u_CSE,
+                only_CE=only_CE, rates=rates, objective=negative_log_likelihood,
+            )  # fmt: skip
+
+        tuned = tune("final", data.present_CE)
+        half_CE = split_in_halves(data, key.of("halves"))
+        gain_ACE = torch.zeros(len(RETURNS), len(data), data.width, dtype=torch.double)
+        for h in (0, 1):
+            is_kept_CE = data.present_CE & (half_CE == h)
+            half = tune(f"half {h}", is_kept_CE)
+            held_out_CE = data.present_CE & ~is_kept_CE
+            scores = [likelihoods(learner, between(state, half, data, a), data) for a in RETURNS]
+            gain_ACE += torch.where(held_out_CE, torch.stack(scores) - scores[0], 0)
+        best_C = choose_return(gain_ACE, data)
+        return with_losses(learner, between(state, tuned, data, best_C), data)
+
+    def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
+        """Return log sum_s u_is p_s(y | x); in a regression sum_s u_is f_s(x)."""
+        outputs = []
+        for c, own_x in enumerate(x):
+            S = int(state.clusters_C[c])
+            split, own = learner.split(S), rows_of(state, [c])
+            output_ES = split.outputs(joined(split, own)[0], own_x)
+            u_S = state.mixture_CS[c, :S].to(output_ES)
+            u_S = u_S.view(1, S, *[1] * (output_ES.ndim - 2))
+            if learner.classifies:
+                outputs.append((u_S.log() + output_ES.log_softmax(2)).logsumexp(1))
+            else:
+                outputs.append((u_S * output_ES).sum(1))
+        return outputs
+
+    def observe(self, state: State) -> Observation:
+        return Observation(state.loss_C, state.mixture_CS, state.assignment_CE)
+
+    def share(self, state: State) -> tuple[Tensor, Tensor]:
+        """Body, V, D and S as one vector."""
+        parts = (state.model_CP, state.offsets_CSQ.flatten(1), state.clusters_C[:, None])
+        shared_CX = torch.cat([part.to(state.model_CP) for part in parts], 1)
+        return torch.zeros(len(shared_CX), 1, dtype=torch.long), shared_CX[:, None]
+
+    def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
+        """Take the mean of what neighbours share; fit the mixture to one's own examples by EM."""
+        first = self.begin(learner, data, key)
+        _, own_C1X = self.share(first)
+        shared_CX = neighbourhood.average_centers(own_C1X)[:, 0]
+        P, size = learner.size, first.offsets_CSQ.flatten(1).shape[1]
+        clusters_C = shared_CX[:, -1].round().long().clamp(1, self.cluster_limit)
+        is_used_CS = torch.arange(self.cluster_limit) < clusters_C[:, None]
+        state = replace(
+            first,
+            model_CP=shared_CX[:, :P],
+            offsets_CSQ=shared_CX[:, P : P + size].view_as(first.offsets_CSQ),
+            clusters_C=clusters_C,
+            mixture_CS=is_used_CS.double() / clusters_C[:, None],
+        )
+        state = with_losses(learner, state, data)
+        for _ in range(NEWCOMER_STEPS):
+            state = replace(state, mixture_CS=shares(posterior(state, data), state, data))
+        return with_losses(learner, state, data)
+
+    def _log_prior(self, y: Tensor, classes: int) -> Tensor:
+        """log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
+        if not self.prior or not classes:
+            return torch.zeros(classes, dtype=torch.double)
+        count_K = torch.bincount(y, minlength=classes).double()
+        m = prior_strength(count_K)
+        return ((count_K + m / classes) / (len(y) + m) * classes).log()
+
+
+def prior_strength(count_K: Tensor) -> float:
+    """Return m, the concentration of the symmetric Dirichlet-multinomial that fits best."""
+    grid = torch.logspace(math.log10(LEAST_PRIOR), math.log10(MOST_PRIOR), 60, dtype=torch.double)
+    n, K = count_K.sum(), len(count_K)
+    per_label_GK = torch.lgamma(count_K + grid[:, None] / K) - torch.lgamma(grid[:, None] / K)
+    fit_G = torch.lgamma(grid) - torch.lgamma(n + grid) + per_label_GK.sum(1)
+    return float(grid[fit_G.argmax()])
+
+
+def groups(state: State, data: Block) -> Iterator[tuple[int, list[int], State]]:
+    """Yield the numbers of clusters, each with its clients' rows and their state."""
+    for S in sorted(set(state.clusters_C.tolist())):
+        rows = (state.clusters_C == S).nonzero()[:, 0].tolist()
+        yield S, rows, rows_of(state, rows)
+
+
+def rows_of(state: State, rows: list[int]) -> State:
+    return State(**{field.name: getattr(state, field.name)[rows] for field in fields(State)})
+
+
+def joined(split: SplitLearner, state: State) -> Tensor:
+    """Return model_CA for the learner of S heads."""
+    return split.join(state.model_CP, state.offsets_CSQ[:, : split.clusters], state.log_prior_CK)
+
+
+def with_losses(learner: Learner, state: State, data: Block) -> State:
+    """Return the state with the losses, the assignment and the likelihood of its models."""
+    losses_CSE = torch.zeros_like(state.losses_CSE)
+    for S, rows, own in groups(state, data):
+        split = learner.split(S)
+        losses_CSE[rows, :S] = split.cluster_losses(joined(split, own), data.select(rows))
+    state = replace(state, losses_CSE=losses_CSE)
+    joint_CSE = log_joint(state)
+    loss_CE = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0)
+    return replace(
+        state,
+        assignment_CE=torch.where(data.present_CE, joint_CSE.argmax(1), -1),
+        loss_C=loss_CE.sum(1) / data.counts_C,
+    )
+
+
+def log_joint(state: State) -> Tensor:
+    """log u_is - loss_s; a loss that is not a number explains nothing."""
+    losses_CSE = state.losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return state.mixture_CS.log()[:, :, None] - losses_CSE
+
+
+def posterior(state: State, data: Block) -> Tensor:
+    """r_CSE ~ u_is p_s(y | x); 0 where there is no example."""
+    least = torch.finfo(torch.double).min  # where no cluster explains an example, all are alike
+    is_used_CS1 = (state.mixture_CS > 0)[:, :, None]
+    joint_CSE = torch.where(is_used_CS1, log_joint(state).clamp(min=least), -torch.inf)
+    return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
+
+
+def shares(r_CSE: Tensor, state: State, data: Block) -> Tensor:
+    """u_is = mean of r plus a little, over the clusters that are in use."""
+    mean_CS = r_CSE.sum(2) / data.counts_C[:, None]
+    more_CS = torch.where(state.mixture_CS > 0, mean_CS + LEAST_SHARE, 0.0)
+    return more_CS / more_CS.sum(1, keepdim=True)
+
+
+def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State:
+    """a tuned + (1 - a) shared, with one a for all clients or one for each."""
+    a_C = torch.as_tensor(a, dtype=state.model_CP.dtype).expand(len(data))
+    return replace(
+        state,
+        model_CP=torch.lerp(state.model_CP, tuned.model_CP, a_C[:, None]),
+        offsets_CSQ=torch.lerp(state.offsets_CSQ, tuned.offsets_CSQ, a_C[:, None, None]),
+    )
+
+
+def likelihoods(learner: Learner, state: State, data: Block) -> Tensor:
+    """Return log p_i(y | x) of every example."""
+    return log_joint(with_losses(learner, state, data)).logsumexp(1)
+
+
+def split_in_halves(data: Block, key: Key) -> Tensor:
+    """Return half_CE: a random half, 0 or 1, for every example."""
+    half_CE = torch.zeros(len(data), data.width, dtype=torch.long)
+    for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
+        order = torch.randperm(count, generator=key.of(client).torch())
+        half_CE[c, order[: count // 2]] = 1
+    return half_CE
+
+
+def choose_return(gain_ACE: Tensor, data: Block) -> Tensor:
+    """Return a_C: the best one, or 0 where its gain is within its standard error."""
+    n_C = data.counts_C
+    total_AC = gain_ACE.sum(2)
+    best_C = total_AC.argmax(0)
+    gain_CE = gain_ACE[best_C, torch.arange(len(data))]
+    mean_C = gain_CE.sum(1) / n_C
+    spread_CE = torch.where(data.present_CE, gain_CE - mean_C[:, None], 0).square()
+    error_C = (spread_CE.sum(1) / (n_C - 1).clamp(min=1) / n_C).sqrt()
+    is_better_C = (mean_C > error_C) & (n_C >= 2)
+    return torch.where(is_better_C, torch.tensor(RETURNS)[best_C], 0.0)

@@ -1,0 +1,182 @@
+"""FedSPD-Split on problems whose answer is known: populations that label differently.
+
+Shapes: N clients, S clusters, P parameters of a model, E examples, K classes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedspd.algorithms.fedavg import FedAvg
+from fedspd.algorithms.fedspd_split import (
+    FedSPDSplit,
+    choose_return,
+    posterior,
+    prior_strength,
+    shares,
+)
+from fedspd.core.block import Block
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner, TrainingOptions
+from fedspd.engines.simulator import Simulator
+from fedspd.runtime.plan import Plan
+
+TRAINING = TrainingOptions(lr=0.2, batch=10, decay=1)
+
+
+def two_labellings(n: int, examples: int, share_N: np.ndarray, seed: int = 0):
+    """Points whose class a linear teacher tells; one population calls the classes differently."""
+    rng = np.random.default_rng(seed)
+    other, teacher = np.array([2, 3, 0, 1]), rng.normal(size=(10, 4))
+    x, y, truth = [], [], []
+    for share in share_N:
+        point = rng.normal(size=(examples, 10)).astype(np.float32)
+        label = (point @ teacher).argmax(1)
+        which = (rng.random(examples) < share).astype(int)
+        x.append(torch.from_numpy(point))
+        y.append(torch.from_numpy(np.where(which, other[label], label)))
+        truth.append(which)
+    return x, y, truth
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def simulate(algorithm, x, y, truth, rounds: int, graph: Graph, factory=mlp, last=None):
+    width = max(len(own) for own in y)
+    data = Block(range(len(y)), len(y), x, y, width, rounds=rounds, diameter=len(y))
+    learner = Learner(factory, TRAINING)
+    engine = Simulator(Plan(algorithm, learner, data, data, truth, 2, Key(0)))
+    engine.begin()
+    for t in range(1, (last or rounds) + 1):
+        engine.round(t, graph)
+    return engine
+
+
+def state_of(engine):
+    return engine.block.state
+
+
+RING = Graph.from_edges(12, [(i, (i + k) % 12) for i in range(12) for k in (1, 2)])
+
+
+def test_one_cluster_without_prior_is_fedavg_to_the_bit():
+    x, y, truth = two_labellings(12, 20, np.zeros(12))
+    split = simulate(FedSPDSplit(clusters=1, prior=False, final_epochs=0), x, y, truth, 5, RING)
+    average = simulate(FedAvg(), x, y, truth, 5, RING)
+    assert torch.equal(state_of(split).model_CP, state_of(average).model_CP)
+
+
+@pytest.mark.parametrize(("kind", "clusters"), [("pure", 0), ("mixed", 2)])
+def test_split_finds_two_labellings_and_beats_fedavg(kind, clusters):
+    rng = np.random.default_rng(1)
+    share_N = np.arange(12) % 2 if kind == "pure" else rng.uniform(0.1, 0.9, 12)
+    x, y, truth = two_labellings(12, 100, share_N)
+    everyone = Graph.complete(12)
+    split = simulate(FedSPDSplit(clusters=clusters), x, y, truth, 15, everyone)
+    measures = split.measure()
+    average = simulate(FedAvg(), x, y, truth, 15, everyone).measure()
+    state = state_of(split)
+    assert state.clusters_C.tolist() == [2] * 12
+    table_SD = measures.table_CSD.sum(0)
+    purity = max(np.trace(table_SD[:2]), np.trace(table_SD[1::-1])) / table_SD.sum()
+    assert purity > {"pure": 0.99, "mixed": 0.85}[kind]
+    found_N = state.mixture_CS[:, 0].numpy()
+    true_N = np.array([np.mean(own) for own in truth])
+    assert abs(np.corrcoef(found_N, true_N)[0, 1]) > 0.95
+    gain = measures.accuracy_C.mean() - average.accuracy_C.mean()
+    assert gain > {"pure": 0.3, "mixed": 0.05}[kind]
+
+
+def test_one_population_is_one_cluster_and_no_offset():
+    x, y, truth = two_labellings(12, 60, np.zeros(12))
+    state = state_of(simulate(FedSPDSplit(), x, y, truth, 6, RING))
+    assert state.clusters_C.tolist() == [1] * 12
+    assert not state.offsets_CSQ.any()
+    assert state.mixture_CS[:, 0].tolist() == [1.0] * 12
+
+
+def test_run_of_the_warm_up_alone_is_not_split():
+    x, y, truth = two_labellings(12, 60, np.arange(12) % 2)
+    state = state_of(simulate(FedSPDSplit(clusters=2), x, y, truth, 3, RING))
+    assert not state.offsets_CSQ.any()
+    assert state.clusters_C.tolist() == [1] * 12
+
+
+def test_mixture_and_prior_never_travel():
+    x, y, _ = two_labellings(12, 30, np.arange(12) % 2)
+    algorithm = FedSPDSplit(clusters=2)
+    data = Block(range(12), 12, x, y, 30, rounds=6, diameter=4)
+    learner = Learner(mlp, TRAINING)
+    state = algorithm.begin(learner, data, Key(0))
+    marked = replace(state, log_prior_CK=torch.full_like(state.log_prior_CK, 123.0))
+    asked = next(algorithm.round(learner, marked, data, Key(0, 1)))
+    assert asked.model_CKP.shape == (12, 1, learner.size)
+    assert not (asked.model_CKP == 123.0).any()
+
+
+def test_model_of_one_linear_layer_has_no_body():
+    x, y, truth = two_labellings(12, 40, np.arange(12) % 2)
+    engine = simulate(FedSPDSplit(clusters=2), x, y, truth, 5, RING, lambda: nn.Linear(10, 4))
+    assert np.isfinite(engine.measure().test_loss_C).all()
+
+
+def test_clients_with_one_example_one_class_or_no_neighbour_take_part():
+    x, y, truth = two_labellings(6, 12, np.arange(6) % 2)
+    x[0], y[0], truth[0] = x[0][:1], y[0][:1], truth[0][:1]
+    y[1] = torch.zeros_like(y[1])
+    graph = Graph.from_edges(6, [(0, 1), (1, 2), (2, 3), (3, 4)])
+    engine = simulate(FedSPDSplit(clusters=2), x, y, truth, 6, graph)
+    engine.finish(7)
+    assert np.isfinite(engine.measure().test_loss_C).all()
+
+
+# ---- by hand
+
+
+def test_prior_is_uniform_where_labels_are_alike_and_follows_the_counts_where_not():
+    algorithm = FedSPDSplit()
+    even = algorithm._log_prior(torch.arange(100) % 4, 4)
+    assert even.tolist() == pytest.approx([0.0] * 4, abs=1e-12)
+    skewed = algorithm._log_prior(torch.tensor([0] * 90 + [1] * 10), 4)
+    assert prior_strength(torch.tensor([90.0, 10.0, 0.0, 0.0])) == pytest.approx(10.0)
+    assert skewed.exp().tolist() == pytest.approx(
+        [4 * (90 + 2.5) / 110, 4 * 12.5 / 110, 4 * 2.5 / 110, 4 * 2.5 / 110]
+    )
+    assert prior_strength(torch.full((4,), 25.0)) > 1e4
+
+
+def small_state(losses_SE, mixture_S):
+    data = Block([0], 1, [torch.zeros(2, 1)], [torch.zeros(2, dtype=torch.long)], 3)
+    state = FedSPDSplit(clusters=2).begin(Learner(lambda: nn.Linear(1, 2)), data, Key(0))
+    return data, replace(
+        state,
+        losses_CSE=torch.tensor([losses_SE]),
+        mixture_CS=torch.tensor([mixture_S], dtype=torch.double),
+        clusters_C=torch.tensor([2]),
+    )
+
+
+def test_posterior_and_shares_are_bayes_rule():
+    p_SE = torch.tensor([[0.5, 0.1, 1.0], [0.25, 0.4, 1.0]])
+    data, state = small_state((-p_SE.log()).tolist(), [0.5, 0.5])
+    r_CSE = posterior(state, data)
+    assert r_CSE[0, :, 0].tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert r_CSE[0, :, 1].tolist() == pytest.approx([0.2, 0.8])
+    assert r_CSE[0, :, 2].tolist() == [0.0, 0.0], "there is no third example"
+    mean = np.array([(2 / 3 + 0.2) / 2, (1 / 3 + 0.8) / 2]) + 0.001
+    assert shares(r_CSE, state, data)[0].tolist() == pytest.approx((mean / mean.sum()).tolist())
+
+
+def test_return_is_chosen_only_if_its_gain_exceeds_its_standard_error():
+    one = [torch.zeros(4, 1)] * 3
+    data = Block(range(3), 3, one, [torch.zeros(4)] * 3, 4)
+    gain_ACE = torch.zeros(5, 3, 4)
+    gain_ACE[2, 0] = torch.tensor([1.0, 1.0, 1.0, 0.9])  # clear
+    gain_ACE[4, 1] = torch.tensor([4.0, -3.0, 0.0, 0.0])  # a mean of 0.25, an error of 1.4
+    assert choose_return(gain_ACE, data).tolist() == [0.5, 0.0, 0.0]

@@ -1,0 +1,244 @@
+"""Directions, corners and means by gossip against the exact ones, with all clients at hand.
+
+Shapes: N clients, M directions, Q length of a vector, S clusters.
+"""
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from fedspd.algorithms import populations
+from fedspd.algorithms.populations import (
+    choose_clusters,
+    find_corners,
+    find_directions,
+    first_mixture,
+    network_largest,
+    network_mean,
+)
+from fedspd.core.block import Block
+from fedspd.core.exchange import Neighbourhood
+from fedspd.core.graph import Graph
+from fedspd.core.keys import Key
+
+KEY = Key(0, 3).of("directions")
+
+
+def graph_of(n: int, degree: int, seed: int = 0) -> Graph:
+    edges = nx.random_regular_graph(degree, n, seed=seed).edges
+    return Graph.from_edges(n, list(edges))
+
+
+def diameter(graph: Graph) -> int:
+    found = nx.Graph(graph.edges().tolist())
+    return max(nx.diameter(found.subgraph(part)) for part in nx.connected_components(found))
+
+
+def block(graph: Graph, clients: range | None = None) -> Block:
+    clients = clients or range(graph.clients)
+    one = [torch.zeros(1, 1)] * len(clients)
+    hops = 1 if graph.is_complete else diameter(graph)
+    return Block(clients, graph.clients, one, one, 1, rounds=10, diameter=hops)
+
+
+def drive(generators, graph: Graph, blocks):
+    """Run the generators of some blocks, which meet at every exchange; return their results."""
+    asked, results = [next(generator) for generator in generators], [None] * len(generators)
+    while any(result is None for result in results):
+        stacked = [torch.cat([getattr(one, name) for one in asked]) for name in
+                   ("cluster_CK", "model_CKP", "weight_CK", "want_CM")]  # fmt: skip
+        offers = type(asked[0])(*stacked)
+        for b, (generator, own) in enumerate(zip(generators, blocks, strict=True)):
+            try:
+                asked[b] = generator.send(Neighbourhood.of(graph, own.clients, offers))
+            except StopIteration as end:
+                results[b] = end.value
+    return results
+
+
+def solve(make, graph: Graph):
+    """Return the result of one generator over all clients."""
+    data = block(graph)
+    return drive([make(data)], graph, [data])[0]
+
+
+def heads(n: int, populations: int, seed: int = 0, noise: float = 0.1, Q: int = 40):
+    """Vectors of clients that each belong to one of several populations, minus their mean."""
+    rng = np.random.default_rng(seed)
+    center_SQ = rng.normal(size=(populations, Q))
+    d_NQ = center_SQ[np.arange(n) % populations] + noise * rng.normal(size=(n, Q))
+    return torch.tensor(d_NQ - d_NQ.mean(0))
+
+
+def exact_directions(d_NQ, count: int):
+    unit_NQ = d_NQ / d_NQ.norm(dim=1, keepdim=True)
+    return torch.linalg.eigh(unit_NQ.T @ unit_NQ)[1].flip(1)[:, :count].T
+
+
+def largest_angle(V_MQ, W_MQ) -> float:
+    """Return the largest angle between two subspaces, in degrees."""
+    cosines = torch.linalg.svdvals(V_MQ.double() @ W_MQ.double().T)
+    return float(torch.rad2deg(cosines.min().clamp(max=1).arccos()))
+
+
+def test_network_mean_is_exact_on_a_complete_graph():
+    x = torch.arange(12.0).reshape(6, 2)[:, None]
+    found = solve(lambda data: network_mean(x, data), Graph.complete(6))
+    assert torch.allclose(found, x.mean(0).expand_as(x))
+
+
+@pytest.mark.parametrize(("n", "degree"), [(20, 6), (100, 6), (100, 3)])
+def test_network_mean_of_a_regular_graph_is_near_the_mean(n, degree):
+    x = torch.randn(n, 1, 5, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    graph = graph_of(n, degree)
+    found = solve(lambda data: network_mean(x, data), graph)
+    spread = (found - x.mean(0)).norm() / (x - x.mean(0)).norm()
+    bound = 1 / np.cosh(populations.EXCHANGES * np.arccosh(1 / populations.LAMBDA))
+    assert spread < bound < 0.065  # of the Chebyshev polynomial, for eigenvalues up to 0.96
+
+
+def test_network_mean_beats_as_many_plain_exchanges():
+    x = torch.randn(60, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    graph = Graph.from_edges(60, [(i, (i + k) % 60) for i in range(60) for k in (1, 2, 7)])
+    found = solve(lambda data: network_mean(x, data), graph)
+    W = torch.zeros(60, 60, dtype=torch.double)
+    for i in range(60):
+        W[i, graph.closed(i)] = 1 / len(graph.closed(i))
+    plain = torch.linalg.matrix_power(W, 12) @ x[:, 0]
+    assert (found[:, 0] - x[:, 0].mean(0)).norm() < 0.5 * (plain - x[:, 0].mean(0)).norm()
+
+
+def test_network_largest_reaches_every_client_and_prefers_the_lowest_id():
+    ring = Graph.from_edges(9, [(i, (i + 1) % 9) for i in range(9)])
+    offer = torch.stack([torch.tensor([1.0, 5, 2, 5, 0, 0, 5, 3, 1]), torch.arange(9.0)], 1)
+    found = solve(lambda data: network_largest(offer, data), ring)
+    assert found.tolist() == [[5.0, 1.0]] * 9
+
+
+def test_directions_converge_to_the_eigenvectors_on_a_complete_graph(monkeypatch):
+    monkeypatch.setattr(populations, "ITERATIONS", 25)
+    d_NQ = heads(20, populations=3)
+    V_NMQ = solve(lambda data: find_directions(d_NQ, 2, data, KEY), Graph.complete(20))
+    assert largest_angle(V_NMQ[0], exact_directions(d_NQ, 2)) < 1
+    assert torch.allclose(V_NMQ, V_NMQ[:1].expand_as(V_NMQ))
+
+
+@pytest.mark.parametrize("degree", [3, 6])
+def test_directions_come_nearer_with_every_iteration(monkeypatch, degree):
+    d_NQ, graph, angles = heads(40, populations=3, noise=1.2), graph_of(40, degree), []
+    for iterations in (1, 3, 9):
+        monkeypatch.setattr(populations, "ITERATIONS", iterations)
+        V_NMQ = solve(lambda data: find_directions(d_NQ, 2, data, KEY), graph)
+        angles.append(max(largest_angle(V, exact_directions(d_NQ, 2)) for V in V_NMQ))
+    assert angles[0] > angles[1] > angles[2]
+    assert angles[2] < 15
+    assert (V_NMQ * V_NMQ[:1]).sum(2).min() > 0.95, "signs and order agree across clients"
+
+
+def test_directions_do_not_depend_on_the_blocks():
+    d_NQ, graph = heads(12, populations=2).float(), graph_of(12, 3)
+    blocks = [block(graph, clients) for clients in (range(5), range(5, 6), range(6, 12))]
+    parts = drive(
+        [
+            find_directions(d_NQ[own.clients[0] : own.clients[-1] + 1], 3, own, KEY)
+            for own in blocks
+        ],
+        graph,
+        blocks,
+    )
+    whole = solve(lambda data: find_directions(d_NQ, 3, data, KEY), graph)
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_clusters_are_as_many_as_populations(count):
+    d_NQ = heads(40, count, noise=0.3) if count > 1 else heads(40, 1, noise=1.0)
+    graph = graph_of(40, 6)
+
+    def search(data):
+        V_NMQ = yield from find_directions(d_NQ, 4, data, KEY)
+        return (yield from choose_clusters((V_NMQ * d_NQ[:, None]).sum(2), d_NQ, data))
+
+    assert solve(search, graph).tolist() == [count] * 40
+
+
+def test_two_clients_are_never_two_populations():
+    d_NQ = torch.tensor([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]])
+
+    def search(data):
+        V_NMQ = yield from find_directions(d_NQ, 3, data, KEY)
+        return (yield from choose_clusters((V_NMQ * d_NQ[:, None]).sum(2), d_NQ, data))
+
+    assert solve(search, Graph.from_edges(2, [(0, 1)])).tolist() == [1, 1]
+
+
+def successive_projection(z_NM, S: int):
+    """The S most extreme points, with all points at hand."""
+    scale = z_NM.norm(dim=1).mean()
+    rest = torch.cat([z_NM, torch.full((len(z_NM), 1), float(scale)).to(z_NM)], 1)
+    chosen = []
+    for _ in range(S):
+        best = int(rest.norm(dim=1).argmax())
+        chosen.append(best)
+        along = rest[best] / rest[best].norm()
+        rest = rest - (rest @ along)[:, None] * along
+    return z_NM[chosen] - z_NM[chosen].mean(0)
+
+
+def test_corners_are_those_of_an_exact_successive_projection():
+    rng = np.random.default_rng(0)
+    corner_SM = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 3.0]])
+    z_NM = torch.tensor(rng.dirichlet([1, 1, 1], 30) @ corner_SM)
+    z_NM = z_NM - z_NM.mean(0)
+    clusters = torch.full((30,), 3)
+    found = solve(lambda data: find_corners(z_NM, clusters, 3, data), Graph.complete(30))
+    assert torch.allclose(found[0], successive_projection(z_NM, 3))
+    assert torch.equal(found, found[:1].expand_as(found))
+
+
+def test_first_mixture_prefers_the_nearest_corner_and_uses_no_other_cluster():
+    z_NM = torch.tensor([[-1.0], [1.0], [0.9], [0.0]], dtype=torch.double)
+    clusters = torch.full((4,), 2)
+
+    def search(data):
+        corner_NSM = yield from find_corners(z_NM, clusters, 4, data)
+        return (yield from first_mixture(z_NM, corner_NSM, clusters, data))
+
+    u_NS = solve(search, Graph.complete(4))
+    assert u_NS[:, 2:].abs().max() == 0
+    assert torch.allclose(u_NS.sum(1), torch.ones(4, dtype=torch.double))
+    assert u_NS[3, 0] == pytest.approx(0.5)
+    # distances to the corners -1 and 1: 0, 4; 4, 0; 3.61, 0.01; 1, 1, with a mean of 13.62 / 8
+    scale = 13.62 / 8
+    assert u_NS[0, 1] / u_NS[0, 0] in (
+        pytest.approx(np.exp(-8 / scale)),
+        pytest.approx(np.exp(8 / scale)),
+    )
+
+
+def test_all_vectors_zero_find_nothing():
+    d_NQ, graph = torch.zeros(6, 5), graph_of(6, 3)
+
+    def search(data):
+        V_NMQ = yield from find_directions(d_NQ, 2, data, KEY)
+        z_NM = (V_NMQ * d_NQ[:, None]).sum(2)
+        clusters = yield from choose_clusters(z_NM, d_NQ, data)
+        two = torch.full((6,), 2)
+        corner_NSM = yield from find_corners(z_NM, two, 2, data)
+        return clusters, corner_NSM, (yield from first_mixture(z_NM, corner_NSM, two, data))
+
+    clusters, corner_NSM, u_NS = solve(search, graph)
+    assert clusters.tolist() == [1] * 6
+    assert not corner_NSM.any()
+    assert torch.allclose(u_NS, torch.full((6, 2), 0.5, dtype=torch.double))
+
+
+def test_each_part_of_a_disconnected_graph_searches_by_itself():
+    edges = [(i, j) for part in (range(6), range(6, 12)) for i in part for j in part if i < j]
+    graph = Graph.from_edges(12, edges)
+    d_NQ = torch.cat([heads(6, 2, seed=1), heads(6, 2, seed=2)])
+    V_NMQ = solve(lambda data: find_directions(d_NQ, 1, data, KEY), graph)
+    for rows in (range(6), range(6, 12)):
+        assert largest_angle(V_NMQ[rows[0]], exact_directions(d_NQ[list(rows)], 1)) < 2
+    assert largest_angle(V_NMQ[0], V_NMQ[6]) > 20
