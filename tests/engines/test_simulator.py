@@ -115,8 +115,8 @@ def test_method_that_offers_more_models_than_clusters_is_refused():
         with pytest.raises(MethodError) as caught:
             engine.round(1, Graph.complete(5))
     assert str(caught.value) == (
-        "Generous.round yielded an Exchange with K = 2; expected at most one model per cluster "
-        "(clusters = 1)."
+        "Generous.round yielded an Exchange with K = 2; expected at most 1, the method's "
+        "offer_limit."
     )
 
 
