@@ -256,8 +256,9 @@ def test_peer_refuses_a_wrong_return_value_in_a_sentence(name, monkeypatch, tmp_
     assert str(caught.value).startswith(WRONG[name])
 
 
-def test_peers_of_an_own_method_agree_over_a_network_that_delays_and_loses_messages():
+def test_peers_of_an_own_method_agree_over_a_network_that_delays_and_loses_messages(monkeypatch):
     """Every second announcement is lost and repeated, so nothing is missing in the end."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     method = importlib.import_module("own_method").Ditto
     plan, announcements = Subject(method).plan(), 0
 
