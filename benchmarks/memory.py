@@ -87,6 +87,7 @@ def main(
         f"model.hidden={hidden}",
         "training.batch=10",
         "training.epochs=1",
+        "method=fedspd",
         "fedspd.final_epochs=1",
         "topology.degree=6",
     ]

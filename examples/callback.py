@@ -16,7 +16,13 @@ class PrintAccuracy(fedspd.Callback):
         print(f"round {event['round']:2d}: accuracy {sum(scores) / len(scores):.1%}")
 
 
-config = {"clients": 8, "rounds": 10, "training": {"lr": 0.1, "batch": 20}, "fedspd": {"warmup": 4}}
+config = {
+    "method": "fedspd",
+    "clients": 8,
+    "rounds": 10,
+    "training": {"lr": 0.1, "batch": 20},
+    "fedspd": {"warmup": 4},
+}
 together = fedspd.run(config, callbacks=[PrintAccuracy()])
 alone = fedspd.run({**config, "method": "local"})
 

@@ -29,6 +29,7 @@ with TemporaryDirectory() as folder:
         "rounds": 10,
         "data": {"name": folder},
         "training": {"lr": 0.1, "batch": 20},
+        "method": "fedspd",
         "fedspd": {"warmup": 4},
     }
     result = fedspd.run(config)

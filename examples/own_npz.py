@@ -22,6 +22,7 @@ with TemporaryDirectory() as folder:
         "rounds": 10,
         "data": {"name": str(path)},
         "training": {"lr": 0.1, "batch": 20},
+        "method": "fedspd",
         "fedspd": {"warmup": 4},
     }
     result = fedspd.run(config)

@@ -24,6 +24,12 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
         return image[None] / 8 - 1, int(self.digits.target[index])
 
 
-config = {"clients": 8, "rounds": 10, "training": {"lr": 0.1, "batch": 20}, "fedspd": {"warmup": 4}}
+config = {
+    "method": "fedspd",
+    "clients": 8,
+    "rounds": 10,
+    "training": {"lr": 0.1, "batch": 20},
+    "fedspd": {"warmup": 4},
+}
 result = fedspd.run(config, data=Digits())
 print(f"Test accuracy, mean over {len(result.accuracy)} clients: {result.accuracy.mean():.1%}")

@@ -26,6 +26,7 @@ config = {
     "data": {"mixture": "iid"},
     "topology": {"degree": 4},
     "training": {"batch": 10},
+    "method": "fedspd",
     "fedspd": {"align_every": 1},  # neighbours agree every round on which line is cluster 0
 }
 result = fedspd.run(config, data=(x, y), model=slope)

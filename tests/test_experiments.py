@@ -19,6 +19,7 @@ SMALL = {
     "rounds": 3,
     "data": {"examples": 60},
     "topology": {"degree": 2},
+    "method": "fedspd",
     "fedspd": {"final_epochs": 1},
 }
 

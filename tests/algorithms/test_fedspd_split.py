@@ -16,6 +16,7 @@ from fedspd.algorithms.fedspd_split import (
     choose_return,
     posterior,
     prior_strength,
+    rows_of,
     shares,
 )
 from fedspd.core.block import Block
@@ -180,3 +181,27 @@ def test_return_is_chosen_only_if_its_gain_exceeds_its_standard_error():
     gain_ACE[2, 0] = torch.tensor([1.0, 1.0, 1.0, 0.9])  # clear
     gain_ACE[4, 1] = torch.tensor([4.0, -3.0, 0.0, 0.0])  # a mean of 0.25, an error of 1.4
     assert choose_return(gain_ACE, data).tolist() == [0.5, 0.0, 0.0]
+
+
+# ---- a client's model by itself
+
+
+@pytest.mark.parametrize("clusters", [1, 2])
+def test_personal_model_is_a_module_that_predicts_as_the_method_does(clusters):
+    x, y, truth = two_labellings(4, 20, np.arange(4) % 2)
+    algorithm = FedSPDSplit(clusters=clusters, warmup=1)
+    engine = simulate(algorithm, x, y, truth, 3, Graph.complete(4))
+    learner, state = engine.plan.learner, state_of(engine)
+    expected = algorithm.predict(learner, state, x)
+    for c in range(4):
+        module = algorithm.personal_model(learner, rows_of(state, [c]))
+        with torch.no_grad():
+            assert torch.allclose(module(x[c]), expected[c], atol=1e-6)
+        assert isinstance(module, nn.Module)
+        assert not module.training
+
+
+def test_run_that_is_too_short_to_split_says_so():
+    assert FedSPDSplit().warnings(4) == []
+    (sentence,) = FedSPDSplit().warnings(3)
+    assert sentence.startswith("The run is not split: rounds = 3 is not above")

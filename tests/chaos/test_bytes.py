@@ -25,6 +25,7 @@ def test_socket_bytes_match_the_ledger_within_three_percent(tmp_path):
             "topology": {"kind": "complete"},
             "model": {"name": "cnn"},
             "training": {"epochs": 1, "first_round_factor": 1},
+            "method": "fedspd",
             "fedspd": {"final_epochs": 1},
         }
     )

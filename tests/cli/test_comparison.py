@@ -25,6 +25,7 @@ TINY = [
     "topology.kind=ring",
     "training.epochs=1",
     "training.batch=10",
+    "method=fedspd",
     "fedspd.final_epochs=1",
 ]
 BOTH = ["--methods", "fedspd,local", "--workers", "2"]

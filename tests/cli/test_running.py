@@ -16,6 +16,7 @@ from fedspd.storage.run_folder import RunFolder
 pytestmark = pytest.mark.usefixtures("here")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 TINY = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1", "fedspd.final_epochs=1"]
+TINY.append("method=fedspd")
 
 
 def test_run_ends_with_one_line_of_json_and_complete_records(capsys):

@@ -61,7 +61,7 @@ def test_jobs_reject_wrong_methods_and_seeds(methods, seeds, sentence):
         ({"seed": [1, 2]}, "seed = 1, 2: not a key to sweep; expected it as seeds."),
         ({"method": ["local"]}, "method = local: not a key to sweep; expected it as methods."),
         ({"clusters": [2, 2]}, "clusters = 2, 2: a value is repeated; expected each once."),
-        ({"clusters": [2, "x"]}, 'clusters = "x": expected an integer.'),
+        ({"clusters": [2, "x"]}, 'clusters = "x": expected an integer from 1, or auto.'),
         (
             {"fedavg.finetune": [0, 5]},
             "fedavg.finetune = 0, 5: no method has this option; expected fedavg among the methods.",

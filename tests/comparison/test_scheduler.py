@@ -24,6 +24,7 @@ TINY = [
     "topology.kind=ring",
     "training.epochs=1",
     "training.batch=10",
+    "method=fedspd",
     "fedspd.final_epochs=1",
 ]
 

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspd.algorithms import METHODS
-from fedspd.config import as_dict, as_toml, config_hash, load, split_arguments, validate
+from fedspd.config import (
+    as_dict,
+    as_toml,
+    clusters_of,
+    config_hash,
+    load,
+    split_arguments,
+    validate,
+)
 from fedspd.core.errors import ConfigError
 
 
@@ -23,7 +31,8 @@ def rejection(*overrides, tree=None):
 
 def test_load_without_arguments_returns_the_defaults():
     config = load()
-    assert (config.method, config.clients, config.rounds, config.clusters) == ("fedspd", 20, 30, 2)
+    assert (config.method, config.clients, config.rounds) == ("fedspd-split", 20, 30)
+    assert config.clusters is None
     assert config == validate({})
     training = config.training
     assert (training.lr, training.momentum, training.batch) == (0.05, 0.5, 50)
@@ -241,3 +250,35 @@ def test_config_hash_depends_on_values_and_not_on_their_spelling():
     assert config_hash(load(overrides=["rounds=31"])) != config_hash(load())
     integer, number = load(overrides=["training.lr=1"]), load(overrides=["training.lr=1.0"])
     assert config_hash(integer) == config_hash(number)
+
+
+# ---- the number of clusters
+
+
+@pytest.mark.parametrize(
+    ("tree", "clusters"),
+    [
+        ({}, 0),
+        ({"clusters": "auto"}, 0),
+        ({"clusters": 3}, 3),
+        ({"method": "fedspd"}, 2),
+        ({"method": "fedavg", "clusters": 1}, 1),
+    ],
+)
+def test_clusters_are_found_by_split_and_two_by_default_elsewhere(tree, clusters):
+    assert clusters_of(validate(tree)) == clusters
+
+
+def test_clusters_are_found_by_no_other_method():
+    with pytest.raises(ConfigError) as caught:
+        validate({"method": "fedem", "clusters": "auto"})
+    assert str(caught.value) == (
+        "clusters = 'auto': method = 'fedem' does not find the number of clusters; expected an "
+        "integer from 1."
+    )
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.5, "many"])
+def test_clusters_that_are_no_number_are_refused(wrong):
+    with pytest.raises(ConfigError, match=r"expected an integer from 1, or auto\.$"):
+        validate({"clusters": wrong})

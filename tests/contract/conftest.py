@@ -11,6 +11,7 @@ from fedspd.testing import Subject
 
 # Quick options that leave nothing out.
 OPTIONS = {
+    "fedspd-split": {"warmup": 1, "final_epochs": 1},
     "fedspd": {"align_every": 2, "final_epochs": 1},
     "fedavg": {"finetune": 1},
     "pfedme": {"R": 2},

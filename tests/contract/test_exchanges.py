@@ -1,5 +1,6 @@
 """The exchanges of every method: known numbers of models, and a ledger that counts every byte."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -67,6 +68,8 @@ def test_ledger_counts_every_transfer(subject, make_engine, server):
 
 @pytest.mark.parametrize(("server", "known"), [(False, SENT_ON_A_PATH), (True, SENT_ON_A_STAR)])
 def test_round_sends_the_known_number_of_models(subject, method, server, known):
+    if method == "fedspd-split":
+        return  # see below: what it sends depends on the round
     engine = StrictEngine(subject.plan(server=server))
     engine.begin()
     for t in (1, 3):
@@ -75,7 +78,31 @@ def test_round_sends_the_known_number_of_models(subject, method, server, known):
         assert method in known or 0 < sent <= (25 if server else 8)
 
 
-def test_only_fedsofts_chances_are_not_models(subject, method):
+@pytest.mark.parametrize("server", [False, True])
+def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
+    """With w = 1 and S = 2, a round after the split sends a body, V, D_1 and D_2 over every link.
+
+    In the second half of the rounds, a body goes only to neighbours that picked the same cluster.
+    """
+    plan, graph = subjects["fedspd-split"].plan(server=server), graph_of(server)
+    engine = Simulator(replace(plan, train=replace(plan.train, rounds=8)))
+    engine.begin()
+    links, P, Q = 10 if server else 8, 76, 21  # up and down; 6 x 3 weights and 3 biases
+    found = []
+    for t in range(1, 6):
+        sent = engine.round(t, graph).traffic
+        found.append([(s.is_model, len(s.transfer_T3), s.model_bytes // 4) for s in sent])
+    (first, *search), *shared, picked = found
+    assert first == (True, links, P)
+    assert not any(is_model for is_model, _, _ in search)
+    assert [size for _, _, size in search].count(Q) == 5 * (1 if server else 12)
+    assert shared == [[(True, links, P - Q), (False, 3 * links, Q)]] * 3
+    (_, bodies, _), heads = picked
+    assert 0 <= bodies <= links
+    assert heads == (False, 3 * links, Q)
+
+
+def test_only_fedsofts_chances_and_the_search_for_populations_are_not_models(subject, method):
     """FedSoft's server first asks for S numbers of each client, with S = 2."""
     plan = subject.plan(server=True)
     traffic = run_rounds(Simulator(plan), graph_of(server=True), 1, 0)
@@ -83,6 +110,10 @@ def test_only_fedsofts_chances_are_not_models(subject, method):
     report = traffic.round(1, graph_of(server=True))
     sizes = [(sent.is_model, sent.model_bytes) for sent in report.traffic]
     model = (True, 4 * plan.learner.size)
+    if method == "fedspd-split":  # the search for populations follows the model
+        assert sizes[0] == model
+        assert not any(is_model for is_model, _ in sizes[1:])
+        return
     assert sizes == {"fedsoft": [(False, 8), model], "local": []}.get(method, [model])
 
 
@@ -122,14 +153,11 @@ def test_star_equals_the_complete_graph_with_a_servers_weights(subject, method, 
     alone.
     """
     options = {"fedsoft": {"clusters": 1, "select": 5}, "fedspd": {"align_every": 0}}
-    digests = [
-        run(
-            StrictEngine(subject.plan(task, server=server, **options.get(method, {}))),
-            complete_graph(server),
-            last=3,
-        )
-        for server in (False, True)
-    ]
+    digests = []
+    for server in (False, True):
+        plan = subject.plan(task, server=server, **options.get(method, {}))
+        plan = replace(plan, train=replace(plan.train, diameter=1))
+        digests.append(run(StrictEngine(plan), complete_graph(server), last=3))
     assert digests[0] == digests[1]
 
 
@@ -145,5 +173,5 @@ def test_star_gives_all_clients_the_same_shared_models(subjects, method):
 def test_clients_share_the_known_number_of_models(subject, method):
     engine = run_rounds(StrictEngine(subject.plan(), [range(5)]), path_graph(), 1, 2)
     cluster_CK, _ = subject.algorithm().share(engine.runners[0].state)
-    K = {"local": 0, "fedavg": 1, "pfedme": 1, "ditto": 1}.get(method, 2)
+    K = {"local": 0, "fedspd-split": 1, "fedavg": 1, "pfedme": 1, "ditto": 1}.get(method, 2)
     assert cluster_CK.tolist() == [list(range(K))] * 5

@@ -24,6 +24,7 @@ SETTINGS = [
     "topology.degree=2",
     "training.epochs=1",
     "training.batch=8",
+    "method=fedspd",
     "fedspd.final_epochs=1",
     "rounds=4",
 ]

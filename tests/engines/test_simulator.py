@@ -26,6 +26,7 @@ TINY = {
     "data": {"examples": 24, "imbalance": 2.0},
     "topology": {"degree": 2},
     "training": {"epochs": 1, "batch": 8},
+    "method": "fedspd",
     "fedspd": {"final_epochs": 1, "align_every": 2},
 }
 

@@ -11,6 +11,7 @@ from fedspd.core.errors import MissingExtraError
 from fedspd.experiment.callbacks import TensorBoard, notify
 
 TINY = {
+    "method": "fedspd",
     "clients": 4,
     "rounds": 2,
     "data": {"examples": 24},

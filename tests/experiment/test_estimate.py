@@ -49,6 +49,7 @@ def test_estimate_counts_rounds_that_send_more_as_often_as_they_come(rounds):
 def test_estimate_counts_a_warm_up_for_as_long_as_it_lasts(rounds):
     """In ten rounds, all clients send to all neighbours and train on all examples; then a part."""
     network = ["clients=10", "topology.kind=ring", "data.examples=20", f"rounds={rounds}"]
+    network.append("method=fedspd")
     short = ["training.epochs=1", "training.batch=10", "fedspd.final_epochs=1"]
     found, run = compare(*network, *short, "fedspd.warmup=10", "evaluate_every=100")
     sent = run["bytes"]["point_to_point"]
@@ -57,7 +58,7 @@ def test_estimate_counts_a_warm_up_for_as_long_as_it_lasts(rounds):
 
 
 def test_estimate_of_fedspd_is_within_a_factor_of_two():
-    found, run = compare("rounds=20", "training.batch=10", "fedspd.align_every=0")
+    found, run = compare("method=fedspd", "rounds=20", "training.batch=10", "fedspd.align_every=0")
     assert found["bytes"]["multicast"] == pytest.approx(run["bytes"]["multicast"], rel=0.1)
     assert 0.5 < found["bytes"]["point_to_point"] / run["bytes"]["point_to_point"] < 2
     assert 0.5 < found["steps"] / run["steps"] < 2

@@ -13,6 +13,7 @@ from fedspd.experiment.events import alarms
 from fedspd.runtime.measures import Measures
 
 TINY = {
+    "method": "fedspd",
     "clients": 4,
     "rounds": 2,
     "data": {"examples": 24},

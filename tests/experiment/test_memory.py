@@ -40,6 +40,7 @@ def wide_network(method: str, clients: int = 450) -> Experiment:
         "data.examples=4",
         "data.mixture=permutation",
         "model.hidden=600",
+        "method=fedspd",
         "fedspd.final_epochs=1",
         f"method={method}",
         "training.epochs=1",

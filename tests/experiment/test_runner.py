@@ -17,6 +17,7 @@ from fedspd.config import load
 from fedspd.core.errors import ConfigError, StorageError
 
 TINY = {
+    "method": "fedspd",
     "clients": 4,
     "rounds": 2,
     "data": {"examples": 24},
@@ -219,6 +220,7 @@ class Net(nn.Module):
         return self.layer(x.flatten(1))
 
 config = {"clients": 4, "rounds": 1, "data": {"examples": 20}, "topology": {"degree": 2}}
+config["method"] = "fedspd"
 
 def factory(shape, classes):
     return Net(classes)

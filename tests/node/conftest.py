@@ -13,6 +13,7 @@ from fedspd.node.identity.certificates import read_identity
 from fedspd.node.identity.credentials import Authority, CertificateVerifier, Credentials
 
 RING = {
+    "method": "fedspd",
     "clients": 4,
     "rounds": 3,
     "topology": {"kind": "ring"},

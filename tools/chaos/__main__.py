@@ -39,6 +39,7 @@ def build_config(
         "topology": {"kind": "file", "file": str(edges)},
         "model": {"name": "mlp", "hidden": 128},
         "training": {"lr": 0.1, "batch": 20, "epochs": 10, "decay": 0.9},
+        "method": "fedspd",
         "fedspd": {"warmup": 5},
     }
     for key, value in settings.items():

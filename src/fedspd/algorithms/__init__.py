@@ -4,12 +4,14 @@ from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedem import FedEM
 from fedspd.algorithms.fedsoft import FedSoft
 from fedspd.algorithms.fedspd import FedSPD
+from fedspd.algorithms.fedspd_split import FedSPDSplit
 from fedspd.algorithms.ifca import IFCA
 from fedspd.algorithms.local import Local
 from fedspd.algorithms.pfedme import PFedMe
 from fedspd.core.algorithm import AnyAlgorithm
 
 METHODS: dict[str, type[AnyAlgorithm]] = {
+    "fedspd-split": FedSPDSplit,
     "fedspd": FedSPD,
     "fedavg": FedAvg,
     "fedem": FedEM,

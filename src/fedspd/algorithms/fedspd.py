@@ -202,6 +202,14 @@ class FedSPD(Algorithm[State]):
             state.personal_CP if state.personal_CP.shape[1] else None,
         )
 
+    def warnings(self, rounds: int) -> list[str]:
+        if rounds > self.warmup:
+            return []
+        return [
+            f"Nothing is clustered: rounds = {rounds} is not above fedspd.warmup = {self.warmup}, "
+            "so that all rounds train one shared model."
+        ]
+
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         return torch.arange(self.clusters).expand(len(state.centers_CSP), -1), state.centers_CSP
 

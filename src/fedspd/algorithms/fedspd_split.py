@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspd.algorithms.populations import (
     choose_clusters,
@@ -31,7 +31,12 @@ from fedspd.algorithms.populations import (
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
-from fedspd.core.heads import SplitLearner, negative_log_likelihood
+from fedspd.core.heads import (
+    PersonalModel,
+    SplitLearner,
+    mix_outputs,
+    negative_log_likelihood,
+)
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import NO_CLUSTER
@@ -56,7 +61,10 @@ class State:
 
 @dataclass(frozen=True)
 class FedSPDSplit(Algorithm[State]):
+    """One body, and one head per population that is found; a mixture and a prior per client."""
+
     NEEDS_EXAMPLES: ClassVar[bool] = False
+    CHOOSES_CLUSTERS: ClassVar[bool] = True
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
     max_clusters: Annotated[
@@ -229,15 +237,28 @@ class FedSPDSplit(Algorithm[State]):
             split, own = learner.split(S), rows_of(state, [c])
             output_ES = split.outputs(joined(split, own)[0], own_x)
             u_S = state.mixture_CS[c, :S].to(output_ES)
-            u_S = u_S.view(1, S, *[1] * (output_ES.ndim - 2))
-            if learner.classifies:
-                outputs.append((u_S.log() + output_ES.log_softmax(2)).logsumexp(1))
-            else:
-                outputs.append((u_S * output_ES).sum(1))
+            outputs.append(mix_outputs(output_ES, u_S, learner.classifies))
         return outputs
 
     def observe(self, state: State) -> Observation:
-        return Observation(state.loss_C, state.mixture_CS, state.assignment_CE)
+        return Observation(
+            state.loss_C, state.mixture_CS, state.assignment_CE, clusters_C=state.clusters_C
+        )
+
+    def personal_model(self, learner: Learner, state: State) -> nn.Module:
+        S = int(state.clusters_C[0])
+        split = learner.split(S)
+        module = split.as_module(joined(split, state)[0])
+        u_S = state.mixture_CS[0, :S].to(state.model_CP)
+        return PersonalModel(module, u_S, learner.classifies).eval()
+
+    def warnings(self, rounds: int) -> list[str]:
+        if rounds > self.warmup:
+            return []
+        return [
+            f"The run is not split: rounds = {rounds} is not above fedspd-split.warmup = "
+            f"{self.warmup}, so that no populations are looked for."
+        ]
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         """Body, V, D and S as one vector."""

@@ -63,6 +63,7 @@ def _config(size: BenchmarkSize, folder: Path) -> ExperimentConfig:
             "data": {"name": str(path), "examples": size.examples},
             "topology": {"kind": "er", "degree": 3},
             "model": {"name": "cnn"},
+            "method": "fedspd",
             "fedspd": {"final_epochs": 0},
         }
     )

@@ -108,6 +108,7 @@ def small_network(
     x_EF = torch.rand(examples, 64, generator=generator)
     y_E = torch.randint(plain.CLASSES, (examples,), generator=generator)
     config = {
+        "method": "fedspd",
         "clients": clients,
         "clusters": clusters,
         "data": {"examples": FEW_EXAMPLES, "test_examples": 1, "mixture": "iid"},

@@ -44,7 +44,7 @@ def show(
     """Show degree, diameter, spectral gap and consensus rate of a run's first graph."""
     from rich.console import Console
 
-    from fedspd.config import load, split_arguments
+    from fedspd.config import clusters_of, load, split_arguments
     from fedspd.core.keys import Key
     from fedspd.topology import build_topology, describe
 
@@ -54,7 +54,7 @@ def show(
     graph = topology.at(1)
     if figure:
         _draw(graph, figure)
-    facts = describe(topology, key, config.clusters)
+    facts = describe(topology, key, clusters_of(config) or 1)
     if as_json:
         typer.echo(json.dumps(facts))
         return

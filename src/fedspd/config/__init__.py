@@ -10,13 +10,14 @@ from fedspd.config.files import (
     split_arguments,
 )
 from fedspd.config.schema import METHOD_TABLES, ExperimentConfig
-from fedspd.config.validation import method_class, method_options, validate
+from fedspd.config.validation import clusters_of, method_class, method_options, validate
 
 __all__ = [
     "METHOD_TABLES",
     "ExperimentConfig",
     "as_dict",
     "as_toml",
+    "clusters_of",
     "config_hash",
     "load",
     "method_class",

@@ -1,9 +1,10 @@
 """The keys of a config. Every table is declared beside the code that uses it."""
 
 import dataclasses
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import BeforeValidator, ConfigDict, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from fedspd.algorithms import METHODS
 from fedspd.core.learner import TrainingOptions
@@ -47,6 +48,13 @@ def _with_method_tables(config: type[Config]) -> type[Config]:
     )
 
 
+def _check_clusters(value: Any) -> Any:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if is_count or value in ("auto", None):
+        return value
+    raise PydanticCustomError("clusters", "an integer from 1, or auto")
+
+
 class CustomMethodOptions(Options):
     """The options of a custom method, `method = "module:Class"`: the fields of that class."""
 
@@ -59,10 +67,14 @@ class ExperimentConfig(Options):
 
     seed: int = Field(0, ge=0, description="Every random draw follows from this seed.")
     method: str = Field(
-        "fedspd",
+        "fedspd-split",
         description="The method: a name from `fedspd methods`, or `module:Class`.",
     )
-    clusters: int = Field(2, ge=1, description="The number of clusters (S).")
+    clusters: Annotated[int | Literal["auto"] | None, BeforeValidator(_check_clusters)] = Field(
+        None,
+        description="The number of clusters (S). The default is 2. With `fedspd-split` it is "
+        "`auto`: the method finds the number.",
+    )
     clients: int = Field(20, ge=1, description="The number of clients (N).")
     holdout_clients: int = Field(
         0,

@@ -13,6 +13,8 @@ from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.imports import load_object
 from fedspd.core.options import Options
 
+DEFAULT_CLUSTERS = 2  # of a method that does not find their number
+
 
 def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
     """Return the config with these values, and the defaults for all others."""
@@ -20,7 +22,7 @@ def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
         config = ExperimentConfig.model_validate(dict(tree))
     except ValidationError as error:
         raise ConfigError(error_message(error, ExperimentConfig)) from None
-    method_class(config)
+    clusters_of(config)
     if config.method in METHODS:
         return config
     options = _custom_options(config).model_dump(exclude_none=True, by_alias=True)
@@ -37,6 +39,19 @@ def method_class(config: ExperimentConfig) -> type[Any]:
         )
     found = load_object("method", config.method, ConfigError)
     return check_method_class(config.method, found, has_newcomers=config.holdout_clients > 0)
+
+
+def clusters_of(config: ExperimentConfig) -> int:
+    """Return S, or 0 where the method finds it."""
+    chooses = method_class(config).CHOOSES_CLUSTERS
+    if config.clusters == "auto" and not chooses:
+        raise ConfigError(
+            f"clusters = 'auto': method = '{config.method}' does not find the number of clusters; "
+            "expected an integer from 1."
+        )
+    if isinstance(config.clusters, int):
+        return config.clusters
+    return 0 if chooses else DEFAULT_CLUSTERS
 
 
 def method_options(config: ExperimentConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from inspect import signature
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError
@@ -31,6 +31,7 @@ class Observation:
     assignment_CE   cluster of every example; -1 where there is no example
     centers_CSP     the model of every cluster
     model_CP        the single personal model of every client
+    clusters_C      the number of clusters that the client found, if the method finds it
     """
 
     loss_C: Tensor | None = None
@@ -38,6 +39,7 @@ class Observation:
     assignment_CE: Tensor | None = None
     centers_CSP: Tensor | None = None
     model_CP: Tensor | None = None
+    clusters_C: Tensor | None = None
 
 
 class Algorithm(ABC, Generic[State]):
@@ -52,6 +54,7 @@ class Algorithm(ABC, Generic[State]):
     """
 
     NEEDS_EXAMPLES: ClassVar[bool] = True  # whether a client needs an example for every cluster
+    CHOOSES_CLUSTERS: ClassVar[bool] = False  # whether clusters = 0 lets the method find S
 
     clusters: int
 
@@ -62,7 +65,7 @@ class Algorithm(ABC, Generic[State]):
 
     @property
     def offer_limit(self) -> int:
-        """The most models that a client offers in one exchange."""
+        """The most models that a client offers in one exchange; each cluster is below it."""
         return self.cluster_limit
 
     @abstractmethod
@@ -109,12 +112,24 @@ class Algorithm(ABC, Generic[State]):
         """
         return Observation()
 
+    def personal_model(self, learner: Learner, state: State) -> nn.Module | None:
+        """Return the model of the state's only client as an ordinary module, or None.
+
+        By default it is the observed model_CP. It is called to export a client's model.
+        """
+        model_CP = self.observe(state).model_CP
+        return None if model_CP is None else learner.as_module(model_CP[0])
+
+    def warnings(self, rounds: int) -> list[str]:
+        """Return a sentence for each part of the method that a run of so many rounds leaves out."""
+        return []
+
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         """Return cluster_CK and model_CKP: what every client gives to a newcomer.
 
         It is called after the last round, before the final phase; on a device whenever a node
-        joins. K must be the same in every state, and no two models of a client may have the same
-        cluster.
+        joins. K and P must be the same in every state, and no two models of a client may have the
+        same cluster.
         """
         raise ConfigError(self._cannot_join("share"))
 
@@ -134,7 +149,17 @@ class Algorithm(ABC, Generic[State]):
 
 
 AnyAlgorithm = Algorithm[Any]
-STEPS = ("begin", "round", "predict", "finish", "observe", "share", "join")
+STEPS = (
+    "begin",
+    "round",
+    "predict",
+    "finish",
+    "observe",
+    "personal_model",
+    "warnings",
+    "share",
+    "join",
+)
 REQUIRED = ("begin", "round", "predict")
 REQUIRED_WITH_NEWCOMERS = (*REQUIRED, "share", "join")
 

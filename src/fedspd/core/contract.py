@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspd.core.algorithm import AnyAlgorithm, Observation, Round
 from fedspd.core.errors import MethodError
@@ -72,6 +72,13 @@ def check_observation(algorithm: AnyAlgorithm, seen: Any) -> Observation:
     if not isinstance(seen, Observation):
         raise _wrong(algorithm, "observe", f"returned {_kind(seen)}", "an Observation")
     return seen
+
+
+def check_personal_model(algorithm: AnyAlgorithm, module: Any) -> nn.Module | None:
+    """Return what `personal_model` returned if it is a module or None."""
+    if module is not None and not isinstance(module, nn.Module):
+        raise _wrong(algorithm, "personal_model", f"returned {_kind(module)}", "a module or None")
+    return module
 
 
 def _wrong(algorithm: AnyAlgorithm, step: str, found: str, expected: str) -> MethodError:

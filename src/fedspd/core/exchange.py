@@ -212,7 +212,8 @@ def mixing_matrix(received: Neighbourhood, want_CM: Tensor) -> CSR:
     offered_NK, want = received.offers.cluster_CK.cpu().numpy(), want_CM.cpu().numpy()
     (C, M), (N, K) = want.shape, offered_NK.shape
     offered_HK, want_HM = offered_NK[received.sender_H], want[received.receiver_H]
-    h, m, k = np.nonzero(offered_HK[:, None, :] == want_HM[:, :, None])
+    is_match_HMK = offered_HK[:, None, :] == want_HM[:, :, None]
+    h, m, k = np.nonzero(is_match_HMK & (want_HM != NO_CLUSTER)[:, :, None])
     receiver, sender = received.receiver_H[h], received.sender_H[h]
     row = receiver * M + m
     share = link_weights(

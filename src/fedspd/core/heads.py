@@ -76,8 +76,31 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.plain(x)
-        output_BS = output.view(self.clusters, len(x), *output.shape[1:]).transpose(0, 1)
+        # x.shape, not len(x): an export to ONNX keeps the number of examples open.
+        output_BS = output.view(self.clusters, x.shape[0], *output.shape[1:]).transpose(0, 1)
         return output_BS + self.log_prior_K if len(self.log_prior_K) else output_BS
+
+
+class PersonalModel(nn.Module):
+    """A split model with a client's own mixture: one output per example, as `predict` gives."""
+
+    mixture_S: Tensor
+
+    def __init__(self, split: nn.Module, mixture_S: Tensor, classifies: bool) -> None:
+        super().__init__()
+        self.split, self.classifies = split, classifies
+        self.register_buffer("mixture_S", mixture_S)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mix_outputs(self.split(x), self.mixture_S, self.classifies)
+
+
+def mix_outputs(output_BS: Tensor, mixture_S: Tensor, classifies: bool) -> Tensor:
+    """Return log sum_s u_s p_s(y | x), or sum_s u_s f_s(x) of a regression."""
+    u_S = mixture_S.view(1, -1, *[1] * (output_BS.ndim - 2))
+    if classifies:
+        return (u_S.log() + output_BS.log_softmax(2)).logsumexp(1)
+    return (u_S * output_BS).sum(1)
 
 
 def _split_model(factory: Factory, head: str | None, clusters: int, classes: int) -> nn.Module:

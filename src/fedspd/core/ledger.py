@@ -55,8 +55,10 @@ class Traffic:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of an event's `traffic`."""
+        sent = {"models": self.transfer_T3.tolist()} if self.is_model else {}
         return {
-            "models": self.transfer_T3.tolist(),
+            **sent,
+            "transfers": len(self.transfer_T3),
             "model_bytes": self.model_bytes,
             "announcements": self.announcements,
             "announcement_bytes": self.announcement_bytes,
@@ -90,7 +92,7 @@ def _between_neighbours(
     is_edge = sender != receiver
     receiver, sender = receiver[is_edge], sender[is_edge]
     wanted_TK = (cluster_NK[sender][:, :, None] == want_NM[receiver][:, None, :]).any(2)
-    t, k = np.nonzero(wanted_TK)
+    t, k = np.nonzero(wanted_TK & (cluster_NK[sender] != NO_CLUSTER))
     transfer = np.stack([sender[t], receiver[t], cluster_NK[sender[t], k]], axis=1)
     copies = len(np.unique(sender[t] * cluster_NK.shape[1] + k))
     return transfer, copies, len(sender)
@@ -101,7 +103,7 @@ def _through_server(
 ) -> tuple[NDArray[np.int64], int]:
     """Return the transfers and the copies by multicast: models go up, and wanted means go down."""
     sender, k = np.nonzero(cluster_NK != NO_CLUSTER)
-    receiver, m = np.nonzero(np.isin(want_NM, cluster_NK))
+    receiver, m = np.nonzero(np.isin(want_NM, cluster_NK) & (want_NM != NO_CLUSTER))
     up, down = cluster_NK[sender, k], want_NM[receiver, m]
     to_server = np.stack([sender, np.full(len(up), SERVER), up], axis=1)
     from_server = np.stack([np.full(len(down), SERVER), receiver, down], axis=1)

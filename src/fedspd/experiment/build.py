@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspd import models, topology
-from fedspd.config import ExperimentConfig, method_class, method_options
+from fedspd.config import ExperimentConfig, clusters_of, method_class, method_options
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError
@@ -93,7 +93,8 @@ def _build_blocks(
 
 def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:
     """Return the config's method with its options."""
-    made: AnyAlgorithm = method_class(config)(clusters=config.clusters, **method_options(config))
+    method, options = method_class(config), method_options(config)
+    made: AnyAlgorithm = method(clusters=clusters_of(config), **options)
     return made
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import torch
 
 from fedspd import topology
-from fedspd.config import as_dict, as_toml, config_hash
+from fedspd.config import as_dict, as_toml, clusters_of, config_hash
 from fedspd.core.errors import StorageError
 from fedspd.core.keys import Key
 from fedspd.experiment.build import Experiment
@@ -22,7 +22,7 @@ PACKAGES = ("fedspd", "torch", "numpy", "scipy")
 def documents(experiment: Experiment) -> dict[str, Json | str]:
     """Return the documents of a new run besides run.json, by file name."""
     config, graph = experiment.config, experiment.topology.at(1)
-    described = topology.describe(experiment.topology, Key(config.seed), config.clusters)
+    described = topology.describe(experiment.topology, Key(config.seed), clusters_of(config) or 1)
     return {
         "config.toml": as_toml(config),
         "partition.json": experiment.federation.description,

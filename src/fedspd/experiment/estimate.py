@@ -47,6 +47,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
     """Return the memory, bytes, gradient steps and seconds of a run, without its evaluations."""
     require_fork("The estimate of a run's memory")
     config, plan = experiment.config, experiment.plan
+    plan = _with_most_clusters(plan)
     sample = plan.shrink_to(SAMPLED_CLIENTS)
     graph = experiment.topology.at(1)
     complete = Graph.complete(sample.clients, server=graph.server)
@@ -63,13 +64,21 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
         "clients": plan.clients,
         "rounds": config.rounds,
         "parameters": plan.learner.size,
-        "memory": _estimate_memory(experiment, engine, report.traffic, workers),
+        "memory": _estimate_memory(experiment, plan, engine, report.traffic, workers),
         "bytes": _estimate_bytes(rehearsed, sample.clients, graph),
         "steps": round((steps + final.steps) * per_sample),
         "seconds": round(seconds * per_sample / min(workers, plan.clients), 1),
         "from": f"one round and the final phase of {sample.clients} clients, without evaluations "
         "and checkpoints; steps grow where clusters become uneven",
     }
+
+
+def _with_most_clusters(plan: Plan) -> Plan:
+    """Return the plan with as many clusters as a method looks for that finds their number."""
+    algorithm: Any = plan.algorithm
+    if algorithm.clusters:
+        return plan
+    return replace(plan, algorithm=replace(algorithm, clusters=algorithm.cluster_limit))
 
 
 # ---- rehearsals
@@ -80,7 +89,7 @@ class IdleLearner(Learner):
 
     def __init__(self, learner: Learner) -> None:
         if learner.device.type == "cpu":
-            self.__dict__.update(learner.__dict__)
+            self.__dict__.update(learner.__dict__, _splits={})
         else:  # a fork cannot use a GPU that its parent has used
             super().__init__(learner.factory, learner.training, learner.loss, "cpu", learner.dtype)
 
@@ -96,7 +105,11 @@ class IdleLearner(Learner):
         """Return a learner of split models that does not train either."""
         split = super().split(clusters)
         split.train = self.train  # type: ignore[method-assign]
+        split.cluster_losses = self._cluster_losses  # type: ignore[method-assign]
         return split
+
+    def _cluster_losses(self, model_CA: Tensor, data: Block) -> Tensor:
+        return self.losses(model_CA[:, None], data)
 
     def losses(self, model_CSP: Tensor, data: Block) -> Tensor:
         """Return random losses, so that no cluster takes all examples."""
@@ -136,10 +149,9 @@ def _choose_rounds(rounds: int) -> list[int]:
 
 
 def _estimate_memory(
-    experiment: Experiment, engine: Simulator, sent: list[Traffic], workers: int
+    experiment: Experiment, plan: Plan, engine: Simulator, sent: list[Traffic], workers: int
 ) -> Json:
     """Return the bytes at the peak of a run: the program, the clients' states and the rounds."""
-    plan = experiment.plan
     tables = engine.block.tables().values()
     sample = engine.plan.clients
     state = sum(table.nbytes for table in tables) / sample

@@ -42,16 +42,23 @@ def metrics_fields(measures: Measures) -> Json:
     }
     if measures.loss_C is not None:
         fields["loss"] = plain(measures.loss_C)
+    if measures.clusters_C is not None:
+        fields["clusters"] = int(measures.clusters_C.max())
     if measures.mixture_CS is not None:
-        fields["mixture"] = plain(measures.mixture_CS)
+        fields["mixture"] = plain(measures.mixture_CS[:, : _clusters(measures)])
     if measures.table_CSD is not None:
-        table_SD = measures.table_CSD.sum(0)
+        table_SD = measures.table_CSD.sum(0)[: _clusters(measures)]
         fields["table"] = table_SD.tolist()
         if table_SD.shape[1] > 1:  # with one distribution, any clustering is pure
             fields["purity"] = plain(np.array(purity(table_SD)))
     if measures.moments is not None:
         fields["consensus"] = plain(measures.moments.consensus_distance())
     return fields
+
+
+def _clusters(measures: Measures) -> int | None:
+    """Return the number of clusters that were found; None: all that there is room for."""
+    return None if measures.clusters_C is None else int(measures.clusters_C.max())
 
 
 def plain(numbers: NDArray[np.float64]) -> Any:
@@ -76,7 +83,9 @@ def alarms(measures: Measures) -> list[str]:
     if len(diverged):
         found.append(f"The loss is not finite at clients {_listed(diverged)}: {advice}")
     if measures.table_CSD is not None:
-        found += _cluster_alarms(measures.table_CSD)
+        found += _cluster_alarms(measures.table_CSD[:, : _clusters(measures)])
+    if measures.clusters_C is not None and len(np.unique(measures.clusters_C)) > 1:
+        found.append(_disagreement(measures.clusters_C))
     return found
 
 
@@ -95,6 +104,12 @@ def _cluster_alarms(table_CSD: NDArray[np.int64]) -> list[str]:
             "they name the clusters unlike the rest."
         )
     return found
+
+
+def _disagreement(clusters_C: NDArray[np.int64]) -> str:
+    counts = zip(*np.unique(clusters_C, return_counts=True), strict=True)
+    listed = ", ".join(f"{count} found {clusters}" for clusters, count in counts)
+    return f"The clients found different numbers of clusters: {listed}."
 
 
 def _listed(clients: NDArray[np.int64]) -> str:
@@ -118,6 +133,7 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "accuracy_before_final_phase": _spread(before),
         "clients": {name: final.get(name) for name in ("accuracy", "test_loss", "mixture")},
         "newcomers": _newcomers(final),
+        "clusters": final.get("clusters"),
         "purity": final.get("purity"),
         "consensus": final.get("consensus"),
         **_totals(rounds, final),

@@ -137,8 +137,9 @@ class _Training:
 
     def complete(self) -> None:
         """Train to the end; go back to the last checkpoint whenever a block is lost."""
-        config = self.experiment.config
+        config, warnings = self.experiment.config, self._warnings()
         start: Json = {"event": "start", "rounds": config.rounds, "method": config.method}
+        start |= {"alarms": warnings} if warnings else {}
         done, losses = -1, 0
         while True:
             try:
@@ -204,8 +205,12 @@ class _Training:
         joined = {"newcomers": self._newcomers(t)} if self.experiment.newcomers else {}
         report = self.engine.finish(t)
         event = round_event(t, None, report, self.engine.measure())
+        event["alarms"] += self._warnings()
         notify(self.callbacks, {**event, "event": "final", **joined})
         self._save(t)
+
+    def _warnings(self) -> list[str]:
+        return self.experiment.plan.algorithm.warnings(self.experiment.config.rounds)
 
     def _newcomers(self, t: int) -> Json:
         """Return the scores, the traffic and the edges of the newcomers."""
@@ -258,13 +263,13 @@ class Result:
 
     def model(self, client: int) -> nn.Module:
         """Return the client's personalised model as an ordinary module."""
-        model_CP = self._runner(client).observe().model_CP
-        if model_CP is None:
+        module = self._runner(client).personal_model()
+        if module is None:
             raise ConfigError(
                 f"method = '{self.summary['method']}': it does not end in one model per client. "
                 "Use Result.predict."
             )
-        return self.experiment.plan.learner.as_module(model_CP[0])
+        return module
 
     def _runner(self, client: int) -> BlockRunner:
         """Return a runner with the client's state from the last checkpoint."""

@@ -85,7 +85,9 @@ def _lead(comparison: Comparison) -> str:
     facts = {
         "data.name": f"data {config['data']['name']}",
         "data.mixture": f"mixture {config['data']['mixture']}",
-        **{name: _count(config[name], name) for name in ("clients", "clusters", "rounds")},
+        "clients": _count(config["clients"], "clients"),
+        **({"clusters": f"clusters {config['clusters']}"} if "clusters" in config else {}),
+        "rounds": _count(config["rounds"], "rounds"),
         "topology.kind": f"graph {config['topology']['kind']}",
         "seed": _count(len({run.seed for run in comparison.runs}), "seeds"),
     }

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspd.core.algorithm import Observation, Round
 from fedspd.core.contract import (
     check_exchange,
     check_observation,
     check_outputs,
+    check_personal_model,
     check_round,
     check_state,
 )
@@ -106,6 +107,12 @@ class BlockRunner:
         algorithm = self.plan.algorithm
         return check_observation(algorithm, algorithm.observe(self.state))
 
+    def personal_model(self) -> nn.Module | None:
+        """Return the only client's model as an ordinary module; None: it has no single model."""
+        plan = self.plan
+        module = plan.algorithm.personal_model(plan.learner, self.state)
+        return check_personal_model(plan.algorithm, module)
+
     def measure(self) -> Measures:
         accuracy_C, test_loss_C = self._test()
         seen = self.observe()
@@ -116,6 +123,7 @@ class BlockRunner:
             _as_float64(seen.mixture_CS),
             None if seen.assignment_CE is None else self._table(seen.assignment_CE),
             None if seen.centers_CSP is None else _moments(seen.centers_CSP),
+            None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
         )
 
     def _test(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

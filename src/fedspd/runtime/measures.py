@@ -22,6 +22,7 @@ class Measures:
     mixture_CS    share of every cluster in the client's examples
     table_CSD     number of examples by cluster and true distribution
     moments       sums over the clients' centers, for the consensus distance
+    clusters_C    number of clusters that the client found
     """
 
     accuracy_C: NDArray[np.float64]
@@ -30,6 +31,7 @@ class Measures:
     mixture_CS: NDArray[np.float64] | None
     table_CSD: NDArray[np.int64] | None
     moments: CenterMoments | None
+    clusters_C: NDArray[np.int64] | None = None
 
     @classmethod
     def merge(cls, parts: Sequence["Measures"]) -> "Measures":
@@ -42,6 +44,7 @@ class Measures:
             _concatenate([part.mixture_CS for part in parts]),
             _concatenate([part.table_CSD for part in parts]),
             sum(moments[1:], start=moments[0]) if moments else None,
+            _concatenate([part.clusters_C for part in parts]),
         )
 
 

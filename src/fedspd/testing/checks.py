@@ -173,7 +173,12 @@ def check_observation_fits(subject: Subject) -> None:
         run(engine, path_graph())
         (runner,) = engine.runners
         seen, learner = runner.observe(), plan.learner
-        sizes = {"C": 5, "S": subject.clusters, "P": learner.size, "E": plan.train.width}
+        sizes = {
+            "C": 5,
+            "S": plan.algorithm.cluster_limit,
+            "P": learner.size,
+            "E": plan.train.width,
+        }
         for field in fields(seen):
             table = getattr(seen, field.name)
             axes = field.name.rpartition("_")[2]
@@ -219,25 +224,29 @@ def check_isolated_client_trains_alone(subject: Subject) -> None:
     _require_equal(subject, "a client without neighbours", among, alone)
 
 
-def check_news_travels_one_hop_in_a_round(subject: Subject) -> None:
-    """Other examples at one client change nothing that is further away than the rounds passed."""
+def check_news_travels_one_hop_in_an_exchange(subject: Subject) -> None:
+    """Other examples at one client change nothing further away than exchanges have passed."""
     plan = subject.plan()
     x, y = list(plan.train.x), list(plan.train.y)
     x[4], y[4] = x[4].flip(0) + 1, (y[4] + 1) % CLASSES
     other = replace(plan, train=replace(plan.train, x=x, y=y))
-    for rounds in (1, 2, 3):
-        one, two = (
-            run_rounds(StrictEngine(p), path_graph(), 1, rounds).digests() for p in (plan, other)
-        )
-        changed = {i for i in range(5) if one[i] != two[i]}
+    one, two = StrictEngine(plan), StrictEngine(other)
+    one.begin()
+    two.begin()
+    hops = 0
+    for t in (1, 2, 3):
+        hops += len(one.round(t, path_graph()))
+        two.round(t, path_graph())
+        pairs = enumerate(zip(one.digests(), two.digests(), strict=True))
+        changed = {i for i, (a, b) in pairs if a != b}
         subject.require(4 in changed, "a client's own examples change nothing in its state.")
-        is_near = all(4 - i <= rounds for i in changed)
-        sentence = f"clients {sorted(changed)} know of client 4's examples after {rounds} rounds"
-        subject.require(is_near, f"{sentence} on a path; expected one hop in a round.")
+        is_near = all(4 - i <= hops for i in changed)
+        sentence = f"clients {sorted(changed)} know of client 4's examples after {hops} exchanges"
+        subject.require(is_near, f"{sentence} on a path; expected one hop in an exchange.")
 
 
 def check_strangers_do_not_matter(subject: Subject) -> None:
-    """Another model of a client two hops away changes nothing in the round."""
+    """Another model of a client changes nothing further away than a round has exchanges."""
     one, two = (run_rounds(StrictEngine(subject.plan()), path_graph(), 1, 1) for _ in range(2))
     stranger = two.runners[4]
     size = stranger.plan.learner.size
@@ -246,10 +255,10 @@ def check_strangers_do_not_matter(subject: Subject) -> None:
         for name, table in stranger.tables().items()
     }
     stranger.state = type(stranger.state)(**tables)
-    for engine in (one, two):
-        engine.round(2, path_graph())
-    found, expected = two.digests()[:3], one.digests()[:3]
-    _require_equal(subject, "a client that is two hops from a changed model", found, expected)
+    hops = [len(engine.round(2, path_graph())) for engine in (one, two)]
+    strangers = slice(max(0, 4 - hops[0]))
+    found, expected = two.digests()[strangers], one.digests()[strangers]
+    _require_equal(subject, "a client that is too far from a changed model", found, expected)
 
 
 def check_newcomers_join(subject: Subject) -> None:
@@ -299,7 +308,7 @@ CHECKS: tuple[Check, ...] = (
     check_observation_fits,
     check_small_networks_work,
     check_isolated_client_trains_alone,
-    check_news_travels_one_hop_in_a_round,
+    check_news_travels_one_hop_in_an_exchange,
     check_strangers_do_not_matter,
     check_newcomers_join,
     check_peers_agree,
@@ -344,12 +353,14 @@ def _predictions(engine: StrictEngine, x: Tensor) -> list[Tensor]:
 
 def _check_share(subject: Subject, plan: Plan, state: Any) -> None:
     cluster_CK, model_CKP = plan.algorithm.share(state)
-    rows, size = cluster_CK.tolist(), plan.learner.size
-    is_known = all(row == rows[0] and set(row) <= set(range(subject.clusters)) for row in rows)
+    rows, limit = cluster_CK.tolist(), plan.algorithm.offer_limit
+    is_known = all(row == rows[0] and set(row) <= set(range(limit)) for row in rows)
     is_known = is_known and len(set(rows[0])) == len(rows[0]) and len(rows) == len(COUNTS)
     subject.require(is_known, f"share gives the clusters {rows}; expected the same in every row.")
-    shape, expected = tuple(model_CKP.shape), (*cluster_CK.shape, size)
-    subject.require(shape == expected, f"share gives models of shape {shape}; expected {expected}.")
+    first = plan.algorithm.begin(plan.learner, plan.train, plan.key)
+    shape, expected = tuple(model_CKP.shape), tuple(plan.algorithm.share(first)[1].shape)
+    is_fixed = shape == expected and shape[:2] == tuple(cluster_CK.shape)
+    subject.require(is_fixed, f"share gives models of shape {shape}; expected {expected}.")
 
 
 def _newcomer_data(task: str, clients: Sequence[int] = NEWCOMERS) -> Block:

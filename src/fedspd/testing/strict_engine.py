@@ -103,7 +103,7 @@ class StrictEngine:
 
 def check_offers(plan: Plan, offers: Exchange) -> None:
     """Raise MethodError for an exchange that the wire of real peers would refuse."""
-    S, learner = plan.algorithm.clusters, plan.learner
+    S, learner = plan.algorithm.offer_limit, plan.learner
 
     def require(condition: bool, sentence: str) -> None:
         if not condition:
@@ -157,5 +157,5 @@ def transfers(graph: Graph, offers: Exchange) -> list[Transfer]:
         for i, row in enumerate(offered)
         for j in graph.neighbours(i)
         for s in row
-        if s in wants[j]
+        if s != NO_CLUSTER and s in wants[j]
     ]

@@ -61,7 +61,9 @@ class Subject:
     ) -> Plan:
         """Return the plan of a network whose clients have these numbers of examples."""
         n = len(counts)
+        hops = 1 if server else n  # more than the longest path of n clients
         train = Block(range(n), n, *make_examples(task, counts, 0), max(counts), server)
+        train = replace(train, rounds=ROUNDS, diameter=hops)
         test = Block(range(n), n, *make_examples(task, [3] * n, 1), 3, server)
         truth = [np.arange(count) % 2 for count in counts]
         algorithm = self.algorithm(**changes)

@@ -58,7 +58,7 @@ def test_bundle_refuses_a_wrong_config(plant: Path) -> None:
     path = plant / "nodes/a/manifest.json"
     tree = json.loads(path.read_text())
     for wrong, sentence in (
-        ({}, "config.clusters = null"),
+        ({}, "config.data = null"),
         ({**tree["config"], "rounds": 0}, "config: rounds = 0"),
         ({**tree["config"], "roundz": 1}, "config: roundz: unknown key"),
     ):

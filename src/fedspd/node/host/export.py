@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedspd.config import clusters_of
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, MissingExtraError, StorageError
 from fedspd.core.keys import Key
@@ -62,7 +63,7 @@ def load_runner(bundle: Bundle, state: Path | None = None) -> BlockRunner:
 def _build_empty_plan(bundle: Bundle) -> Plan:
     """Return a plan whose examples are zeros: enough to read a state and to predict."""
     config, manifest, client = bundle.config, bundle.manifest, bundle.identity.client
-    n = max(2, config.clusters)
+    n = max(2, clusters_of(config))
     x = torch.zeros(n, *manifest.shape)
     y = torch.zeros(n, dtype=torch.long if manifest.classes else torch.float32)
     block = Block([client], max(config.clients, client + 1), [x], [y], n)
@@ -73,14 +74,14 @@ def _build_empty_plan(bundle: Bundle) -> Plan:
 
 def personal_model(runner: BlockRunner) -> nn.Module:
     """Return the node's single personal model as an ordinary module."""
-    model_CP = runner.observe().model_CP
-    if model_CP is None:
+    module = runner.personal_model()
+    if module is None:
         method = type(runner.plan.algorithm).__name__
         raise ConfigError(
             f"{method} has no single model to export: it keeps several, always or until the final "
             "phase. Let the node finish, or use 'fedspd node predict'."
         )
-    return runner.plan.learner.as_module(model_CP[0])
+    return module
 
 
 def export(bundle: Bundle, to: Path, state: Path | None = None) -> None:

@@ -38,15 +38,16 @@ def build_plan(bundle: Bundle, data: str | None) -> Plan:
 def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
     config, manifest = bundle.config, bundle.manifest
     _check_fits(manifest, source)
-    if (count := len(source.train.y)) < config.clusters:
+    algorithm, count = build_algorithm(config), len(source.train.y)
+    if algorithm.NEEDS_EXAMPLES and count < algorithm.clusters:
         raise DataError(
             f"--data {source.name}: {count} training examples; "
-            f"expected at least {config.clusters}, one for each cluster. Give more examples."
+            f"expected at least {algorithm.clusters}, one for each cluster. Give more examples."
         )
     train, test = (_build_block(examples, bundle) for examples in (source.train, source.test))
     learner = build_learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
     true_clusters = [np.zeros(count, np.int64)]  # unknown: all examples count as one distribution
-    return Plan(build_algorithm(config), learner, train, test, true_clusters, 1, Key(config.seed))
+    return Plan(algorithm, learner, train, test, true_clusters, 1, Key(config.seed))
 
 
 def _check_fits(manifest: Manifest, source: Source) -> None:

@@ -221,9 +221,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 
 def _config_problems(config: Json) -> Iterator[str]:
     """Yield the problems of the keys that are read before the config as a whole is validated."""
-    for key, type_, expected in (("clusters", int, "an integer"), ("data", dict, "a table")):
-        if not isinstance(value := config.get(key), type_):
-            yield f"config.{key} = {json.dumps(value)}: invalid value; expected {expected}."
+    if not isinstance(value := config.get("data"), dict):
+        yield f"config.data = {json.dumps(value)}: invalid value; expected a table."
 
 
 def _member_problems(member: Member, links: dict[str, frozenset[str]]) -> Iterator[str]:

@@ -60,7 +60,8 @@ class WireLimits:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "WireLimits":
-        clusters = max(1, int(manifest.config["clusters"]))
+        clusters = manifest.config.get("clusters", "auto")
+        clusters = 1 + max(1, clusters if isinstance(clusters, int) else 4)
         return cls(manifest.agreement, clusters, manifest.size, manifest.dtype)
 
     @property
