@@ -143,7 +143,8 @@ def test_split_arguments_rejects_a_second_config_file():
         ),
         (
             "data.shares=step",
-            "data.shares = \"step\": unknown value; expected 'uniform' or 'steps'.",
+            "data.shares = \"step\": unknown value; expected 'uniform', 'steps', 'pure' or "
+            "'dirichlet'.",
         ),
         ("data.examples=1", "data.examples = 1: expected a number greater than or equal to 2."),
         (

@@ -39,7 +39,7 @@ def test_gather_transforms_and_scales_examples() -> None:
     images = np.array([[[[0, 255], [51, 102]]], [[[255, 255], [0, 0]]]], dtype=np.uint8)
     distributions = [
         Distribution("plain"),
-        Distribution("rotated", rotated=True),
+        Distribution("rotated", degrees=90),
         Distribution("permuted", relabel=(1, 2, 0)),
     ]
     partition = Partition(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]))

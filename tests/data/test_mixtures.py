@@ -356,13 +356,14 @@ def test_federate_names_the_largest_number_of_examples_that_fits() -> None:
         (
             4,
             {"mixture": "permutation", "distributions": 3, "shares": "steps"},
-            "data.shares = 'steps': defined for 2 distributions only, and data.distributions = 3",
+            "data.shares = 'steps': defined for 2 distributions only, and there are 3; expected "
+            "'uniform', 'pure' or 'dirichlet'.",
         ),
         (
             4,
             {"distributions": 3},
-            "data.distributions = 3: an option of data.mixture = 'permutation' only, and "
-            "data.mixture = 'rotation'. Leave it out.",
+            "data.distributions = 3: an option of data.mixture = 'permutation' or 'colour' only, "
+            "and data.mixture = 'rotation'. Leave it out.",
         ),
         (4, {"alpha": 0.1}, "data.alpha = 0.1: an option of data.mixture = 'dirichlet' only"),
         (

@@ -3,6 +3,9 @@
 Shapes: C clients, D distributions, K components, which are counted apart (distributions, classes).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +18,21 @@ Shares = NDArray[np.float64]
 
 MIN_EXAMPLES = 2  # training examples of any client
 STEPS = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients that share the data, newcomers included.
+
+    amount_C   the training examples of every client
+    newcomers  how many of them, the last ones, join after training
+    """
+
+    amount_C: Counts
+    newcomers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.amount_C)
 
 
 def apportion(weight_RK: Shares | Counts, total_R: Counts) -> Counts:
@@ -48,9 +66,14 @@ def client_amounts(clients: int, examples: int, imbalance: float, key: Key) -> C
 
 
 def client_shares(rule: ShareRule, clients: int, distributions: int, key: Key) -> Shares:
-    """Return each client's share of each distribution; rows add up to 1."""
+    """Return each client's share of each distribution, for clients that mix them.
+
+    Rows add up to 1.
+    """
     if rule == "steps":
         return _stepped_shares(clients, distributions)
+    if rule == "dirichlet":
+        return key.numpy().dirichlet(np.ones(distributions), clients)
     draw_CD = key.numpy().uniform(0.1, 0.9, (clients, distributions))
     if distributions == 2:
         draw_CD[:, 1] = 1 - draw_CD[:, 0]
@@ -58,11 +81,24 @@ def client_shares(rule: ShareRule, clients: int, distributions: int, key: Key) -
     return draw_CD
 
 
+def pure_shares(size_D: Sequence[int], clients: int, newcomers: int, key: Key) -> Shares:
+    """Return shares of 0 and 1: every client belongs to one population, at random.
+
+    The populations have sizes in proportion to size_D, among the clients that train and among the
+    newcomers.
+    """
+    random, weight_D = key.numpy(), np.array([size_D])
+    groups = [apportion(weight_D, np.array([n]))[0] for n in (clients - newcomers, newcomers)]
+    members = [random.permutation(np.repeat(np.arange(len(n_D)), n_D)) for n_D in groups]
+    shares_CD: Shares = np.eye(len(size_D))[np.concatenate(members)]
+    return shares_CD
+
+
 def _stepped_shares(clients: int, distributions: int) -> Shares:
     if distributions != 2:
         raise ConfigError(
-            "data.shares = 'steps': defined for 2 distributions only, and data.distributions = "
-            f"{distributions}; expected 'uniform'."
+            f"data.shares = 'steps': defined for 2 distributions only, and there are "
+            f"{distributions}; expected 'uniform', 'pure' or 'dirichlet'."
         )
     first_C = np.resize(STEPS, clients)
     return np.stack([first_C, 1 - first_C], axis=1)

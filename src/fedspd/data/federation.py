@@ -6,7 +6,7 @@ Shapes: N examples of all clients together, ordered by client.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,15 +24,29 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Distribution:
-    """How an example of a source is transformed: rotated by 90 degrees, relabelled, or neither.
+    """How an example of a source is transformed.
 
-    With `relabel`, class c gets the label relabel[c].
+    degrees   by which an image is rotated, a multiple of 90
+    relabel   class c gets the label relabel[c]
+    channels  channel c of an image is its channel channels[c] in the source
     """
 
     name: str
     source: int = 0
-    rotated: bool = False
+    degrees: int = 0
     relabel: tuple[int, ...] | None = None
+    channels: tuple[int, ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record for partition.json: `rotated` is true for 90 degrees."""
+        record = {
+            "name": self.name,
+            "source": self.source,
+            "rotated": self.degrees == 90 if self.degrees in (0, 90) else self.degrees,
+            "relabel": self.relabel,
+        }
+        # Left out where there are none, so that partitions from before keep their hash.
+        return record if self.channels is None else record | {"channels": self.channels}
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ class Federation:
     sources        name and SHA-256 of each source
     options        the options of the partition, defaults included
     seed           the seed that it was drawn with
-    distributions  the fields of each Distribution
+    distributions  each Distribution, as its as_json() says
     clients        for the training and the test examples of each client: `rows`, the first row
                    and the end in x and y; `counts`, the examples of each distribution;
                    `sha256`, a hash of which examples these are and how they are transformed
@@ -146,7 +160,9 @@ def _scale_pixels(pixels: NDArray[Any]) -> NDArray[Any]:
 def _transform(x: NDArray[Any], distribution: Distribution, shape: tuple[int, ...]) -> NDArray[Any]:
     if x.shape[1:] != shape:
         x = convert_images(x, shape)
-    return np.rot90(x, axes=(-2, -1)) if distribution.rotated else x
+    if distribution.channels is not None:
+        x = x[:, distribution.channels]
+    return np.rot90(x, distribution.degrees // 90, axes=(-2, -1)) if distribution.degrees else x
 
 
 def _relabel(y: NDArray[Any], distribution: Distribution) -> NDArray[Any]:
@@ -168,7 +184,7 @@ def describe_partition(
     test: Partition,
 ) -> dict[str, Any]:
     """Return the description of a partition; Federation says what is in it."""
-    transforms = json.dumps([asdict(distribution) for distribution in distributions])
+    transforms = json.dumps([distribution.as_json() for distribution in distributions])
 
     def record(partition: Partition, client: int) -> dict[str, Any]:
         return _client_record(partition, client, transforms, len(distributions))

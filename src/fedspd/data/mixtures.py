@@ -1,9 +1,9 @@
 """Mixtures: which distributions there are, and each client's share of them.
 
-A distribution says how an example of a source is transformed: rotated, relabelled, or neither. A
-mixture has components: each takes examples from one pool and makes them examples of one
-distribution. Rotation has two components and one pool, so an example is plain or rotated, never
-both.
+A distribution says how an example of a source is transformed: rotated, relabelled, recoloured, or
+not at all. A mixture has components: each takes examples from one pool and makes them examples of
+one distribution. Rotation has several components and one pool, so an example is plain or rotated,
+never both.
 
 Shapes: C clients, K components.
 """
@@ -15,10 +15,22 @@ import numpy as np
 
 from fedspd.core.errors import ConfigError, DataError
 from fedspd.core.keys import Key
-from fedspd.data.amounts import Counts, Shares, client_shares, label_skew, shard_counts
+from fedspd.data.amounts import (
+    Clients,
+    Counts,
+    Shares,
+    client_shares,
+    label_skew,
+    pure_shares,
+    shard_counts,
+)
 from fedspd.data.federation import Distribution, Indices, PartName
 from fedspd.data.options import DataOptions, MixtureName
 from fedspd.data.sources import Examples, Source
+
+ROTATIONS = (0, 90)  # by default, in degrees
+ROTATION_NAMES = {0: "plain", 90: "rotated", 180: "rotated 180", 270: "rotated 270"}
+CHANNEL_ORDERS = ("RGB", "BRG", "GBR", "RBG", "GRB", "BGR")  # first those that move every channel
 
 
 @dataclass(frozen=True)
@@ -74,77 +86,90 @@ def _part(source: Source, part: PartName) -> Examples:
     return source.train if part == "train" else source.test
 
 
-# --- mixtures by name: sources, options, training examples of every client and key -> mixture ---
+# --- mixtures by name: sources, options, clients and key -> mixture ---
 
 
 def rotation(
-    sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key
+    sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key
 ) -> Mixture:
-    """Return the mixture of plain and rotated images."""
+    """Return the mixture of images at several angles."""
     _check_square_images(options, sources[0])
-    two = (Distribution("plain"), Distribution("rotated", rotated=True))
-    return Mixture(two, complete_pools, (0, 0), (0, 1), _shares(options, len(amount_C), 2, key))
+    angles = ROTATIONS if options.rotations is None else options.rotations
+    _check_rotations(angles)
+    distributions = [Distribution(ROTATION_NAMES[angle], degrees=angle) for angle in angles]
+    return _of_one_pool(distributions, options, clients, key)
 
 
-def parity(sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key) -> Mixture:
+def parity(sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key) -> Mixture:
     """Return the mixture of even and odd labels."""
     two = (Distribution("even"), Distribution("odd"))
-    return Mixture(two, parity_pools, (0, 1), (0, 1), _shares(options, len(amount_C), 2, key))
+    return Mixture(two, parity_pools, (0, 1), (0, 1), _shares(options, clients, 2, key))
 
 
 def rotation_and_parity(
-    sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key
+    sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key
 ) -> Mixture:
-    """Return the mixture of even and odd labels, one half of each rotated."""
+    """Return the mixture of even and odd labels, one half of each rotated if clients mix two."""
     _check_square_images(options, sources[0])
     four = tuple(
-        Distribution(f"{parity} {rotation}", rotated=rotation == "rotated")
+        Distribution(f"{parity} {ROTATION_NAMES[angle]}", degrees=angle)
         for parity in ("even", "odd")
-        for rotation in ("plain", "rotated")
+        for angle in ROTATIONS
     )
-    half_C4 = np.repeat(_shares(options, len(amount_C), 2, key) / 2, 2, axis=1)
-    return Mixture(four, parity_pools, (0, 0, 1, 1), (0, 1, 2, 3), half_C4)
+    if options.shares in ("pure", "dirichlet"):
+        shares_C4 = _shares(options, clients, 4, key)
+    else:
+        shares_C4 = np.repeat(_shares(options, clients, 2, key) / 2, 2, axis=1)
+    return Mixture(four, parity_pools, (0, 0, 1, 1), (0, 1, 2, 3), shares_C4)
 
 
 def permutation(
-    sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key
+    sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key
 ) -> Mixture:
-    """Return the mixture of true and permuted labels; no two distributions agree on any class.
+    """Return the mixture of true and permuted labels.
 
-    The classes stand on a circle in random order, and distribution d moves each label d places.
+    All classes, or `swap` random ones, stand on a circle in random order, and distribution d moves
+    each of their labels d places. So no two distributions agree on any of them.
     """
     classes, count = sources[0].classes, options.distributions
-    if not 2 <= count <= classes:
-        raise ConfigError(
-            f"data.distributions = {count}: impossible with data.mixture = 'permutation' and "
-            f"{classes} classes; expected 2 to {classes}."
-        )
-    circle = key.of("permutation").numpy().permutation(classes)
-    place = np.argsort(circle)
-    moved = [tuple(circle[(place + d) % classes].tolist()) for d in range(1, count)]
-    permuted = (Distribution(f"permuted {d}", relabel=to) for d, to in enumerate(moved, 1))
-    distributions = (Distribution("true labels"), *permuted)
-    shares = _shares(options, len(amount_C), count, key)
-    return Mixture(distributions, complete_pools, (0,) * count, range(count), shares)
+    _check_permutation(options, classes)
+    circle = key.of("permutation").numpy().permutation(classes)[: options.swap]
+    distributions = [Distribution("true labels")]
+    for d in range(1, count):
+        label = np.arange(classes)
+        label[circle] = np.roll(circle, -d)
+        distributions.append(Distribution(f"permuted {d}", relabel=tuple(label.tolist())))
+    return _of_one_pool(distributions, options, clients, key)
 
 
-def pair(sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key) -> Mixture:
+def colour(sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key) -> Mixture:
+    """Return the mixture of colour images with their channels in several orders."""
+    _check_colours(options, sources[0])
+    distributions = [
+        Distribution(order, channels=tuple(map("RGB".index, order)) if order != "RGB" else None)
+        for order in CHANNEL_ORDERS[: options.distributions]
+    ]
+    return _of_one_pool(distributions, options, clients, key)
+
+
+def pair(sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key) -> Mixture:
     """Return the mixture of two datasets."""
     _check_pair_of_images(sources)
     two = tuple(Distribution(source.name, source=i) for i, source in enumerate(sources))
-    return Mixture(two, complete_pools, (0, 1), (0, 1), _shares(options, len(amount_C), 2, key))
+    return Mixture(two, complete_pools, (0, 1), (0, 1), _shares(options, clients, 2, key))
 
 
 def dirichlet(
-    sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key
+    sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key
 ) -> Mixture:
     """Return one distribution, with each client's class proportions drawn from Dirichlet."""
     classes = sources[0].classes
-    return _of_classes(classes, label_skew(options.alpha, len(amount_C), classes, key.of("shares")))
+    return _of_classes(classes, label_skew(options.alpha, len(clients), classes, key.of("shares")))
 
 
-def shards(sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key) -> Mixture:
+def shards(sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key) -> Mixture:
     """Return one distribution, with each client's classes from label-sorted shards."""
+    amount_C = clients.amount_C
     if options.shards > amount_C.min():
         raise ConfigError(
             f"data.shards = {options.shards}: more than the {amount_C.min()} training examples of "
@@ -155,9 +180,17 @@ def shards(sources: Sequence[Source], options: DataOptions, amount_C: Counts, ke
     return _of_classes(sources[0].classes, count_CK)
 
 
-def iid(sources: Sequence[Source], options: DataOptions, amount_C: Counts, key: Key) -> Mixture:
+def iid(sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key) -> Mixture:
     """Return one distribution, the same for all clients."""
-    return Mixture((Distribution("all"),), complete_pools, (0,), (0,), np.ones((len(amount_C), 1)))
+    return Mixture((Distribution("all"),), complete_pools, (0,), (0,), np.ones((len(clients), 1)))
+
+
+def _of_one_pool(
+    distributions: Sequence[Distribution], options: DataOptions, clients: Clients, key: Key
+) -> Mixture:
+    count = len(distributions)
+    shares = _shares(options, clients, count, key)
+    return Mixture(tuple(distributions), complete_pools, (0,) * count, range(count), shares)
 
 
 def _of_classes(classes: int, shares_CK: Shares | Counts) -> Mixture:
@@ -165,16 +198,23 @@ def _of_classes(classes: int, shares_CK: Shares | Counts) -> Mixture:
     return Mixture(one, class_pools, range(classes), (0,) * classes, shares_CK, is_elastic=True)
 
 
-def _shares(options: DataOptions, clients: int, distributions: int, key: Key) -> Shares:
-    return client_shares(options.shares, clients, distributions, key.of("shares"))
+def _shares(options: DataOptions, clients: Clients, distributions: int, key: Key) -> Shares:
+    key = key.of("shares")
+    if options.shares != "pure":
+        return client_shares(options.shares, len(clients), distributions, key)
+    sizes = options.populations
+    if sizes is not None:
+        _check_populations(options, sizes, len(clients) - clients.newcomers, distributions)
+    return pure_shares(sizes or [1] * distributions, len(clients), clients.newcomers, key)
 
 
-MixtureBuilder = Callable[[Sequence[Source], DataOptions, Counts, Key], Mixture]
+MixtureBuilder = Callable[[Sequence[Source], DataOptions, Clients, Key], Mixture]
 MIXTURE_BUILDERS: dict[MixtureName, MixtureBuilder] = {
     "rotation": rotation,
     "parity": parity,
     "rotation+parity": rotation_and_parity,
     "permutation": permutation,
+    "colour": colour,
     "pair": pair,
     "dirichlet": dirichlet,
     "shards": shards,
@@ -183,6 +223,59 @@ MIXTURE_BUILDERS: dict[MixtureName, MixtureBuilder] = {
 
 
 # --- checks ---
+
+
+def _check_rotations(angles: Sequence[int]) -> None:
+    is_known = all(angle in ROTATION_NAMES for angle in angles)
+    if not is_known or len(set(angles)) < max(2, len(angles)):
+        raise ConfigError(
+            f"data.rotations = {angles}: expected two or more different ones of 0, 90, 180 and 270."
+        )
+
+
+def _check_permutation(options: DataOptions, classes: int) -> None:
+    count, swap = options.distributions, options.swap
+    if swap is not None and swap > classes:
+        raise ConfigError(
+            f"data.swap = {swap}: there are {classes} classes; expected 2 to {classes}."
+        )
+    limit, reason = classes, f"data.mixture = 'permutation' and {classes} classes"
+    if swap is not None:
+        limit, reason = swap, f"data.swap = {swap}"
+    if not 2 <= count <= limit:
+        raise ConfigError(
+            f"data.distributions = {count}: impossible with {reason}; expected 2 to {limit}."
+        )
+
+
+def _check_colours(options: DataOptions, source: Source) -> None:
+    if len(source.shape) != 3 or source.shape[0] != 3:
+        raise DataError(
+            f"data.mixture = 'colour': an example of '{source.name}' has shape {source.shape}; "
+            "expected colour images with 3 channels."
+        )
+    if not 2 <= options.distributions <= len(CHANNEL_ORDERS):
+        raise ConfigError(
+            f"data.distributions = {options.distributions}: impossible with data.mixture = "
+            f"'colour'; expected 2 to {len(CHANNEL_ORDERS)}."
+        )
+
+
+def _check_populations(
+    options: DataOptions, sizes: Sequence[int], clients: int, distributions: int
+) -> None:
+    """Refuse sizes of populations that do not fit the distributions or the clients that train."""
+    if len(sizes) != distributions:
+        raise ConfigError(
+            f"data.populations = {sizes}: {len(sizes)} populations, and data.mixture = "
+            f"'{options.mixture}' has {distributions} distributions; expected {distributions} "
+            "numbers."
+        )
+    if sum(sizes) != clients:
+        raise ConfigError(
+            f"data.populations = {sizes}: {sum(sizes)} clients in all, and clients = {clients}; "
+            f"expected numbers that add up to {clients}."
+        )
 
 
 def _check_square_images(options: DataOptions, source: Source) -> None:

@@ -1,21 +1,31 @@
 """The options of the data: the dataset, and how it is partitioned among the clients."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedspd.core.options import Options
 
 MixtureName = Literal[
-    "rotation", "parity", "rotation+parity", "permutation", "pair", "dirichlet", "shards", "iid"
+    "rotation",
+    "parity",
+    "rotation+parity",
+    "permutation",
+    "colour",
+    "pair",
+    "dirichlet",
+    "shards",
+    "iid",
 ]
-ShareRule = Literal["uniform", "steps"]
+ShareRule = Literal["uniform", "steps", "pure", "dirichlet"]
 
 MIXTURES: dict[MixtureName, str] = {
-    "rotation": "two distributions, images as they are and images rotated by 90 degrees",
+    "rotation": "one distribution for each of `data.rotations`, by default images as they are and "
+    "images rotated by 90 degrees",
     "parity": "two distributions, even labels and odd labels",
     "rotation+parity": "four distributions, even and odd labels, each plain and rotated",
     "permutation": "two or more distributions, true labels and permuted labels",
+    "colour": "two to six distributions, colour images as they are and with permuted channels",
     "pair": "two distributions, this dataset and `data.second`, whose images are converted to the "
     "size and channels of the first",
     "dirichlet": "one label-skewed (non-IID) distribution, class proportions drawn from "
@@ -53,8 +63,16 @@ class DataOptions(Options):
     )
     shares: ShareRule = Field(
         "uniform",
-        description="A client's share of the first distribution: `uniform` draws it from 10 to "
-        "90 %; `steps` assigns 10, 30, 50, 70 and 90 % in turn.",
+        description="A client's shares of the distributions: `uniform` draws its share of the "
+        "first of two from 10 to 90 %; `steps` assigns 10, 30, 50, 70 and 90 % in turn; `pure` "
+        "makes every client a member of one population; `dirichlet` draws the shares of all "
+        "distributions from Dirichlet(1).",
+    )
+    populations: list[Annotated[int, Field(ge=1)]] | None = Field(
+        None,
+        description="Only for shares = `pure`: the number of clients in each population. The "
+        "default is as equal as possible. Newcomers (`holdout_clients`) do not count: they are "
+        "assigned in the same proportions.",
     )
     imbalance: float = Field(
         1.0,
@@ -63,7 +81,18 @@ class DataOptions(Options):
         "the clients (r).",
     )
     distributions: int = Field(
-        2, ge=1, description="Only for `permutation`: the number of distributions."
+        2, ge=1, description="Only for `permutation` and `colour`: the number of distributions."
+    )
+    rotations: list[int] | None = Field(
+        None,
+        description="Only for `rotation`: the angle of each distribution, in degrees: two or more "
+        "of 0, 90, 180 and 270. The default is [0, 90].",
+    )
+    swap: int | None = Field(
+        None,
+        ge=2,
+        description="Only for `permutation`: the number of classes that are permuted, at random. "
+        "The default is all.",
     )
     alpha: float = Field(
         0.4,

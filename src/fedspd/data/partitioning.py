@@ -5,41 +5,65 @@ Shapes: C clients, K components of the mixture, P pools, N examples of all clien
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedspd.core.errors import ConfigError, DataError
 from fedspd.core.keys import Key
-from fedspd.data.amounts import MIN_EXAMPLES, Counts, Shares, apportion, client_amounts, fill
+from fedspd.data.amounts import (
+    MIN_EXAMPLES,
+    Clients,
+    Counts,
+    Shares,
+    apportion,
+    client_amounts,
+    fill,
+)
 from fedspd.data.federation import Federation, Partition, describe_partition, gather
 from fedspd.data.mixtures import MIXTURE_BUILDERS, Mixture, Pool
-from fedspd.data.options import DataOptions
+from fedspd.data.options import DataOptions, MixtureName
 from fedspd.data.sources import Source
 
 MAX_DEFAULT_EXAMPLES = 300
 
-# The options that only one mixture has.
-MIXTURE_OPTIONS = {"distributions": "permutation", "alpha": "dirichlet", "shards": "shards"}
+# The options that only some mixtures have.
+MIXTURE_OPTIONS: dict[str, tuple[MixtureName, ...]] = {
+    "distributions": ("permutation", "colour"),
+    "rotations": ("rotation",),
+    "swap": ("permutation",),
+    "alpha": ("dirichlet",),
+    "shards": ("shards",),
+}
+ONE_DISTRIBUTION = ("dirichlet", "shards", "iid")  # mixtures without populations
+# Left out of the description if not set, so that partitions from before keep their hash.
+UNDESCRIBED_UNLESS_SET = ("populations", "rotations", "swap")
 
 
 def federate(
-    source: Source, options: DataOptions, clients: int, key: Key, second: Source | None = None
+    source: Source,
+    options: DataOptions,
+    clients: int,
+    key: Key,
+    second: Source | None = None,
+    newcomers: int = 0,
 ) -> Federation:
-    """Return the training and test examples of every client."""
+    """Return the training and test examples of every client.
+
+    The last `newcomers` of the clients join after training.
+    """
     sources = [source] if second is None else [source, second]
     _check_mixture_options(options)
     _check_sources(options, clients, sources)
     key = key.of("mixture")
     examples = options.examples or _default_examples(source, clients)
     amount_C = _amounts(options, clients, examples, key)
-    mixture = MIXTURE_BUILDERS[options.mixture](sources, options, amount_C, key)
+    mixture = MIXTURE_BUILDERS[options.mixture](sources, options, Clients(amount_C, newcomers), key)
     train_counts_CK = _train_counts(mixture, options, examples, sources, amount_C, key)
     test_counts_CK = _test_counts(mixture, options, examples, sources, train_counts_CK)
     train = assign(mixture, train_counts_CK, mixture.pools(sources, "train"), key.of("train"))
     test = assign(mixture, test_counts_CK, mixture.pools(sources, "test"), key.of("test"))
-    resolved = options.model_dump(exclude={"name", "second"})
-    resolved |= {"clients": clients, "examples": examples}
+    resolved = _described_options(options) | {"clients": clients, "examples": examples}
     return Federation(
         gather([each.train for each in sources], mixture.distributions, train),
         gather([each.test for each in sources], mixture.distributions, test),
@@ -47,6 +71,12 @@ def federate(
         len(mixture.distributions),
         describe_partition(sources, resolved, key.seed, mixture.distributions, train, test),
     )
+
+
+def _described_options(options: DataOptions) -> dict[str, Any]:
+    described = options.model_dump(exclude={"name", "second"})
+    unset = [name for name in UNDESCRIBED_UNLESS_SET if described[name] is None]
+    return {name: value for name, value in described.items() if name not in unset}
 
 
 def _default_examples(source: Source, clients: int) -> int:
@@ -182,15 +212,26 @@ def assign(mixture: Mixture, count_CK: Counts, pools: Sequence[Pool], key: Key) 
 
 
 def _check_mixture_options(options: DataOptions) -> None:
-    for name, mixture in MIXTURE_OPTIONS.items():
+    for name, mixtures in MIXTURE_OPTIONS.items():
         value = getattr(options, name)
-        if value != DataOptions.model_fields[name].default and options.mixture != mixture:
-            raise _only_for(f"data.{name} = {value}", mixture, options)
+        if value != DataOptions.model_fields[name].default and options.mixture not in mixtures:
+            raise _only_for(f"data.{name} = {value}", mixtures, options)
+    if options.shares in ("pure", "dirichlet") and options.mixture in ONE_DISTRIBUTION:
+        raise ConfigError(
+            f"data.shares = '{options.shares}': data.mixture = '{options.mixture}' has only one "
+            "distribution. Leave it out."
+        )
+    if options.populations is not None and options.shares != "pure":
+        raise ConfigError(
+            f"data.populations = {options.populations}: an option of data.shares = 'pure' only, "
+            f"and data.shares = '{options.shares}'. Set data.shares = 'pure', or leave it out."
+        )
 
 
-def _only_for(given: str, mixture: str, options: DataOptions) -> ConfigError:
+def _only_for(given: str, mixtures: Sequence[str], options: DataOptions) -> ConfigError:
+    names = " or ".join(f"'{mixture}'" for mixture in mixtures)
     return ConfigError(
-        f"{given}: an option of data.mixture = '{mixture}' only, and data.mixture = "
+        f"{given}: an option of data.mixture = {names} only, and data.mixture = "
         f"'{options.mixture}'. Leave it out."
     )
 
@@ -202,7 +243,7 @@ def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]
             "'mnist'."
         )
     if options.mixture != "pair" and len(sources) == 2:
-        raise _only_for(f"data.second = '{sources[1].name}'", "pair", options)
+        raise _only_for(f"data.second = '{sources[1].name}'", ["pair"], options)
     available = sum(len(source.train.y) for source in sources)
     if clients > available:
         raise ConfigError(
@@ -210,7 +251,7 @@ def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]
             f"training examples; expected at most one client per example."
         )
     for source in sources:
-        if source.classes == 0 and options.mixture not in ("rotation", "iid"):
+        if source.classes == 0 and options.mixture not in ("rotation", "colour", "iid"):
             raise DataError(
                 f"data.mixture = '{options.mixture}': '{source.name}' is for regression and has "
                 "no class labels; expected 'iid'."

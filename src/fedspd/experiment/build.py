@@ -59,7 +59,7 @@ def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federati
     source = load_source(config.data.name if data is None else data)
     second = load_source(config.data.second) if config.data.second is not None else None
     clients = config.clients + config.holdout_clients
-    return federate(source, config.data, clients, key.of("data"), second)
+    return federate(source, config.data, clients, key.of("data"), second, config.holdout_clients)
 
 
 def _check_clusters(algorithm: AnyAlgorithm, federation: Federation) -> None:
