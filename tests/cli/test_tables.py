@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedspd.cli.tables import comparison_table, describe_newcomers, fits_console, summary_table
+from fedspd.cli.tables import (
+    comparison_table,
+    describe_distributions,
+    describe_newcomers,
+    fits_console,
+    summary_table,
+)
 from fedspd.reporting.method_rows import Comparison, Curve, MethodRow
 from fedspd.reporting.statistics import Interval
 
@@ -42,7 +48,12 @@ def comparison():
         worst=0.821,
         before=unknown,
         test_loss=unknown,
+        distributions={},
+        worst_distribution=None,
+        smallest_distribution=None,
+        hurt=None,
         purity=None,
+        adjusted_rand_index=None,
         newcomers=unknown,
         newcomers_loss=unknown,
         multicast=21_500_000,
@@ -101,6 +112,17 @@ def test_newcomers_are_described_by_accuracy_or_else_by_loss():
     assert describe_newcomers(newcomers) == "newcomers have an accuracy of 50.0 % on average"
     newcomers["accuracy"]["mean"] = None
     assert describe_newcomers(newcomers) == "newcomers have a test loss of 1.5 on average"
+
+
+def test_distributions_are_described_with_the_agreement_of_clusters():
+    record = {"names": ["plain", "rotated"], "accuracy": [0.5, None]}
+    summary = {"distributions": record, "purity": None, "adjusted_rand_index": None}
+    sentence = "accuracy by distribution: plain 50.0 %, rotated – %"
+    assert describe_distributions(summary) == sentence
+    found = {"purity": 0.9, "adjusted_rand_index": 0.644}
+    assert describe_distributions(summary | found) == (
+        f"{sentence}; purity 0.90, adjusted Rand index 0.64"
+    )
 
 
 def test_comparison_table_shows_axes_and_units(comparison):

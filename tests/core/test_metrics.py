@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
 
-from fedspd.core.metrics import CenterMoments, Spread, purity, relabelling, switched_clients
+from fedspd.core.metrics import (
+    CenterMoments,
+    Spread,
+    accuracy_by_distribution,
+    adjusted_rand_index,
+    purity,
+    relabelling,
+    switched_clients,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,41 @@ def test_purity_and_relabelling_equal_numbers_worked_by_hand(table_SD, share, ma
 
 def test_purity_of_no_example_is_unknown():
     assert math.isnan(purity(np.zeros((2, 2), np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("table_SD", "index"),
+    [
+        ([[10, 0], [0, 10]], 1),
+        ([[0, 10], [10, 0]], 1),  # the same groups under the other labels
+        # Pairs: 28 + 0 + 1 + 36 together, 36 + 55 by cluster, 45 + 45 by distribution, 190 in all.
+        ([[8, 1], [2, 9]], (65 - 91 * 90 / 190) / (90.5 - 91 * 90 / 190)),
+        # Each distribution split in two: purity says one half.
+        ([[5, 0], [5, 0], [0, 5], [0, 5]], (40 - 40 * 90 / 190) / (65 - 40 * 90 / 190)),
+        ([[9, 11]], 0),  # one cluster says nothing
+        ([[9, 0], [0, 0]], 1),  # there is one group, and one is found
+    ],
+)
+def test_adjusted_rand_index_equals_numbers_worked_by_hand(table_SD, index):
+    assert adjusted_rand_index(np.array(table_SD)) == pytest.approx(index)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
+def test_adjusted_rand_index_agrees_with_scikit_learn(seed, S, D):
+    table_SD = np.random.default_rng(seed).integers(0, 20, (S, D)) + 1
+    cluster, truth = (np.repeat(each.ravel(), table_SD.ravel()) for each in np.indices((S, D)))
+    assert adjusted_rand_index(table_SD) == pytest.approx(adjusted_rand_score(truth, cluster))
+
+
+def test_adjusted_rand_index_of_fewer_than_two_examples_is_unknown():
+    assert math.isnan(adjusted_rand_index(np.zeros((2, 2), np.int64)))
+    assert math.isnan(adjusted_rand_index(np.array([[1, 0], [0, 0]])))
+
+
+def test_accuracy_by_distribution_is_the_share_of_right_examples():
+    accuracy_D = accuracy_by_distribution(np.array([[1, 3, 0], [4, 1, 0]]))
+    assert accuracy_D[:2].tolist() == [0.8, 0.25]
+    assert math.isnan(accuracy_D[2])
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))

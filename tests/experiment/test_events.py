@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedspd
-from fedspd.experiment.events import alarms
+from fedspd.experiment.events import alarms, metrics_fields
 from fedspd.runtime.measures import Measures
 
 TINY = {
@@ -49,6 +49,7 @@ def test_round_event_has_the_metrics_of_every_client(result):
         assert len(event["accuracy"]) == len(event["loss"]) == len(event["test_loss"]) == 4
         assert np.allclose(np.array(event["mixture"]).sum(1), 1)
         assert 0.5 <= event["purity"] <= 1
+        assert -0.5 <= event["adjusted_rand_index"] <= 1
         assert len(event["consensus"]) == 2
         assert all(distance >= 0 for distance in event["consensus"])
         assert np.sum(event["table"]) == 4 * 24
@@ -86,6 +87,56 @@ def test_round_event_has_its_edges_where_the_graph_changes():
 
 def test_event_has_no_purity_for_one_distribution():
     assert fedspd.run(TINY | {"data": TINY["data"] | {"mixture": "iid"}}).summary["purity"] is None
+
+
+# ---- distributions
+
+PURE = {"examples": 24, "test_examples": 10, "shares": "pure", "populations": [3, 1]}
+
+
+def test_event_adds_up_the_test_examples_of_a_distribution_over_clients():
+    wrong_and_right = np.array([[[1, 2], [3, 0]], [[0, 1], [1, 1]]])
+    scores = np.array([0.5, 2 / 3]), np.ones(2)
+    fields = metrics_fields(Measures(*scores, None, None, None, None, wrong_and_right))
+    assert fields["accuracy_by_distribution"] == [4 / 5, 1 / 4]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_accuracy_by_distribution_of_pure_clients_is_that_of_their_population(workers):
+    result = fedspd.run(TINY | {"method": "fedavg", "data": PURE}, workers=workers)
+    truth = result.experiment.federation.train.truth.reshape(4, 24)
+    assert (truth == truth[:, :1]).all()
+    for event in result.events():
+        accuracy_C = np.array(event["accuracy"])
+        by_hand = [accuracy_C[truth[:, 0] == d].mean() for d in range(2)]
+        assert event["accuracy_by_distribution"] == pytest.approx(by_hand)
+    record = result.summary["distributions"]
+    assert record["names"] == ["plain", "rotated"]
+    assert record["accuracy"] == pytest.approx(by_hand)
+    assert record["worst"] == min(record["accuracy"])
+    assert record["smallest"] == record["accuracy"][1]  # 3 clients against 1
+
+
+def test_accuracy_by_distribution_counts_every_test_example_of_mixed_clients(result):
+    tested_D = np.bincount(result.experiment.federation.test.truth)
+    for event in result.events():
+        right = np.mean(event["accuracy"]) * tested_D.sum()  # all clients have equally many
+        assert np.dot(event["accuracy_by_distribution"], tested_D) == pytest.approx(right)
+
+
+def test_newcomers_have_an_accuracy_by_distribution():
+    config = TINY | {"method": "fedavg", "data": PURE, "holdout_clients": 2}
+    scores = fedspd.run(config).summary["newcomers"]
+    # Two newcomers in the proportion 3 : 1 are two of the first population.
+    assert scores["accuracy_by_distribution"] == [pytest.approx(scores["accuracy"]["mean"]), None]
+
+
+@pytest.mark.parametrize("mixture", ["iid", "dirichlet"])
+def test_one_distribution_has_no_accuracy_by_distribution(mixture):
+    result = fedspd.run(TINY | {"data": TINY["data"] | {"mixture": mixture}})
+    assert not any("accuracy_by_distribution" in event for event in result.events())
+    assert result.summary["distributions"] is None
+    assert result.summary["adjusted_rand_index"] is None
 
 
 def test_summary_does_not_count_the_shares_of_fedsoft_as_models():

@@ -29,7 +29,7 @@ def write_run(tmp_path):
         sent, steps = records.get("sent", 1000), records.get("steps", 100)
         _write_events(folder, scores, sent)
         if finished:
-            result = _result(method, scores, sent, steps)
+            result = _result(method, scores, sent, steps) | records.get("result", {})
             RunFolder(folder).write("result.json", result)
         return folder
 

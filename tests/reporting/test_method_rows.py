@@ -88,6 +88,70 @@ def test_difference_is_taken_at_the_same_point(write_sweep, compare):
     assert [row.difference.mean for row in rows if row.method == "local"] == [0, 0]
 
 
+# ---- local-only training, and distributions
+
+
+def test_hurt_is_the_share_of_clients_that_do_better_alone(write_run, compare):
+    """Of four pairs of seed and client, one is worse than alone and one is equal."""
+    folders = [
+        write_run("a0", "fedavg", seed=0, scores=(0.5, 0.7)),
+        write_run("a1", "fedavg", seed=1, scores=(0.9, 0.8)),
+        write_run("l0", "local", seed=0, scores=(0.6, 0.7)),
+        write_run("l1", "local", seed=1, scores=(0.8, 0.1)),
+    ]
+    assert {row.method: row.hurt for row in compare(*folders).rows} == {
+        "fedavg": 0.25,
+        "local": None,
+    }
+
+
+def test_hurt_is_paired_by_seed(write_run, compare):
+    folders = [
+        write_run("a0", "fedavg", seed=0, scores=(0.5, 0.7)),
+        write_run("a1", "fedavg", seed=1, scores=(0.0, 0.0)),  # nothing to compare it with
+        write_run("l0", "local", seed=0, scores=(0.6, 0.6)),
+    ]
+    assert compare(*folders).rows[0].hurt == 0.5
+
+
+def test_hurt_compares_losses_in_a_regression(write_run, compare):
+    def regression(test_loss):
+        nothing = {"mean": None, "std": None, "worst": None, "lowest": None}
+        clients = {"accuracy": [None, None], "test_loss": test_loss, "mixture": None}
+        return {"accuracy": nothing, "clients": clients}
+
+    folders = [
+        write_run("a", "fedavg", result=regression([1.0, None])),
+        write_run("l", "local", result=regression([2.0, 9.0])),
+    ]
+    assert compare(*folders).rows[0].hurt == 0.5  # a loss that is not finite is worse than any
+
+
+def test_hurt_is_unknown_without_local_only_training(three_seeds, compare):
+    assert [row.hurt for row in compare(*three_seeds).rows] == [None, None, None]
+
+
+def test_row_averages_the_accuracy_by_distribution_over_seeds(write_run, compare):
+    def record(plain, rotated):
+        scores = {"worst": min(plain, rotated), "smallest": rotated}
+        names = {"names": ["plain", "rotated"], "accuracy": [plain, rotated]}
+        return {"distributions": names | scores, "adjusted_rand_index": plain}
+
+    (row,) = compare(
+        write_run("a", seed=0, result=record(0.9, 0.5)),
+        write_run("b", seed=1, result=record(0.3, 0.7)),
+    ).rows
+    assert row.distributions == {"plain": pytest.approx(0.6), "rotated": pytest.approx(0.6)}
+    assert row.worst_distribution == pytest.approx(0.4)
+    assert row.smallest_distribution == pytest.approx(0.6)
+    assert row.adjusted_rand_index == pytest.approx(0.6)
+
+
+def test_runs_recorded_before_distributions_have_none(three_seeds, compare):
+    row = compare(*three_seeds).rows[0]
+    assert (row.distributions, row.worst_distribution, row.adjusted_rand_index) == ({}, None, None)
+
+
 # ---- accuracy along an axis
 
 

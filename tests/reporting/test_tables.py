@@ -64,3 +64,20 @@ def test_markdown_marks_the_best_values(three_seeds, compare):
     assert rows["fedavg"]["accuracy (%)"] == "70.0 ± 24.8"
     assert rows["fedavg"]["vs fedspd (pp)"] == "−10.0 ± 0.0"
     assert rows["fedavg"]["steps"] == "**80**"
+
+
+def test_columns_show_distributions_and_hurt_clients(write_run, compare):
+    record = {"names": ["plain", "rotated"], "accuracy": [0.9, None], "worst": 0.9, "smallest": 0.9}
+    comparison = compare(
+        write_run("a", scores=(0.5, 0.7), result={"distributions": record}),
+        write_run("l", "local", scores=(0.6, 0.6)),
+    )
+    texts = {
+        column.title: [column.text(row) for row in comparison.rows]
+        for column in tables.comparison_columns(comparison)
+    }
+    assert texts["by distribution (%)"] == ["plain 90.0, rotated –", "–"]
+    assert texts["worst distribution"] == ["90.0", "–"]
+    assert texts["smallest distribution"] == ["90.0", "–"]
+    assert texts["hurt (%)"] == ["50.0", "–"]
+    assert "ARI" not in texts

@@ -158,13 +158,21 @@ def _draw(runs: list[Path], folder: Path) -> None:
 
 
 def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
-    from fedspd.cli.tables import describe_newcomers, fits_console, summary_table, wide_console
+    from fedspd.cli.tables import (
+        describe_distributions,
+        describe_newcomers,
+        fits_console,
+        summary_table,
+        wide_console,
+    )
 
     console = wide_console(is_stderr=as_json)
     console.print(summary_table(summaries, partial(fits_console, console)))
     for method, summary in summaries.items():
         for alarm in summary["alarms"]:
             console.print(f"{method}: {alarm}", style="yellow", markup=False)
+        if summary.get("distributions"):
+            console.print(f"{method}: {describe_distributions(summary)}", markup=False)
         if summary["newcomers"]:
             line = f"{method}: {describe_newcomers(summary['newcomers'])}"
             console.print(line, markup=False)

@@ -96,6 +96,19 @@ def describe_newcomers(newcomers: Json) -> str:
     return f"newcomers have {score} on average"
 
 
+def describe_distributions(summary: Json) -> str:
+    """Return the accuracy on each distribution, and how well the clusters agree with them."""
+    record = summary["distributions"]
+    scores = zip(record["names"], record["accuracy"], strict=True)
+    found = "accuracy by distribution: " + ", ".join(
+        f"{name} {format_percent(score)} %" for name, score in scores
+    )
+    purity, index = summary["purity"], summary["adjusted_rand_index"]
+    if purity is not None and index is not None:
+        found += f"; purity {purity:.2f}, adjusted Rand index {index:.2f}"
+    return found
+
+
 def comparison_table(comparison: Comparison, fits: Fits) -> Table:
     """Return as many columns as fit, but at least the accuracy, or the loss of a regression."""
     is_classification = any(row.accuracy.mean is not None for row in comparison.rows)

@@ -52,6 +52,39 @@ def purity(table_SD: NDArray[np.int64]) -> float:
     return float(table_SD[rows, columns].sum() / total) if total else np.nan
 
 
+def adjusted_rand_index(table_SD: NDArray[np.int64]) -> float:
+    """Return how well clusters and distributions agree on which examples belong together.
+
+    It is 1 for the same groups under any labels and 0 on average for random ones, whatever the
+    numbers of clusters and distributions (Hubert and Arabie, 1985).
+    """
+    together = _pairs(table_SD).sum()
+    by_cluster, by_distribution = _pairs(table_SD.sum(1)).sum(), _pairs(table_SD.sum(0)).sum()
+    total = _pairs(table_SD.sum())
+    if not total:
+        return np.nan
+    expected, highest = by_cluster * by_distribution / total, (by_cluster + by_distribution) / 2
+    # Both are a single group, or all examples are apart in both: the same groups.
+    return float((together - expected) / (highest - expected)) if highest != expected else 1.0
+
+
+def _pairs(count: NDArray[np.int64]) -> Numbers:
+    """Return the numbers of pairs in groups of these sizes."""
+    size = np.asarray(count, np.float64)
+    pairs: Numbers = size * (size - 1) / 2
+    return pairs
+
+
+def accuracy_by_distribution(tests_2D: NDArray[np.int64]) -> Numbers:
+    """Return the share of right test examples of each distribution; NaN where there are none.
+
+    tests_2D has the wrong test examples in row 0 and the right ones in row 1.
+    """
+    tested_D = tests_2D.sum(0)
+    accuracy_D: Numbers = np.where(tested_D > 0, tests_2D[1] / np.maximum(tested_D, 1), np.nan)
+    return accuracy_D
+
+
 @dataclass(frozen=True)
 class CenterMoments:
     """Moments of the clients' centers, which add up over blocks to the consensus distance."""

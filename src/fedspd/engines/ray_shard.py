@@ -179,6 +179,7 @@ class PlanPayload:
     truth: GroundTruth
     distributions: int
     key: Key
+    test_truth: GroundTruth | None
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanPayload":
@@ -191,11 +192,13 @@ class PlanPayload:
             plan.truth,
             plan.distributions,
             plan.key,
+            plan.test_truth,
         )
 
     def unpack(self) -> Plan:
         learner, train, test = self.make_learner(), self.train.unpack(), self.test.unpack()
-        return Plan(self.algorithm, learner, train, test, self.truth, self.distributions, self.key)
+        truth = self.truth, self.distributions, self.key, self.test_truth
+        return Plan(self.algorithm, learner, train, test, *truth)
 
 
 # ---- modules of the user

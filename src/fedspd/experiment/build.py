@@ -18,7 +18,7 @@ from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, Loss, cross_entropy, squared_error
 from fedspd.data.custom import load_source
-from fedspd.data.federation import Federation
+from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.partitioning import federate
 from fedspd.runtime.plan import GroundTruth, Plan
 
@@ -48,7 +48,8 @@ def build_experiment(
     examples = federation.train.x, federation.train.y
     learner = build_learner(config, federation.shape, federation.classes, examples, model)
     blocks = _build_blocks(config, federation, network)
-    plan = Plan(algorithm, learner, *blocks, federation.distributions, key)
+    truth, test_truth = map(_truth_by_client, (federation.train, federation.test))
+    plan = Plan(algorithm, learner, *blocks, truth, federation.distributions, key, test_truth)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
     newcomers = plan.select_clients(held_out) if held_out else None
@@ -73,9 +74,9 @@ def _check_clusters(algorithm: AnyAlgorithm, federation: Federation) -> None:
 
 def _build_blocks(
     config: ExperimentConfig, federation: Federation, network: topology.Topology
-) -> tuple[Block, Block, GroundTruth]:
-    """Return the training and test examples of all clients, and the truth of the former."""
-    start, graph = federation.train.start, network.at(1)
+) -> tuple[Block, Block]:
+    """Return the training and test examples of all clients."""
+    graph = network.at(1)
     diameter = topology.diameter_bound(network)
     blocks = (federation.block(range(federation.clients), part) for part in ("train", "test"))
     train, test = (
@@ -88,7 +89,11 @@ def _build_blocks(
         )
         for block in blocks
     )
-    return train, test, [federation.train.truth[low:high] for low, high in pairwise(start)]
+    return train, test
+
+
+def _truth_by_client(examples: ClientExamples) -> GroundTruth:
+    return [examples.truth[low:high] for low, high in pairwise(examples.start)]
 
 
 def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:

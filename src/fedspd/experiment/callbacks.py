@@ -97,8 +97,9 @@ class TensorBoard(Callback):
             values = [value for value in event.get(name, []) if value is not None]
             if values:
                 self.writer.add_scalar(name, float(np.mean(values)), event["round"])
-        if event.get("purity") is not None:
-            self.writer.add_scalar("purity", event["purity"], event["round"])
+        for name in ("purity", "adjusted_rand_index"):
+            if event.get(name) is not None:
+                self.writer.add_scalar(name, event[name], event["round"])
         self.writer.flush()
 
     def on_final(self, event: Json) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspd.core.metrics import Spread, purity, switched_clients
+from fedspd.core.metrics import (
+    Spread,
+    accuracy_by_distribution,
+    adjusted_rand_index,
+    purity,
+    switched_clients,
+)
 from fedspd.engines.engine import RoundReport
 from fedspd.runtime.measures import Measures
 from fedspd.storage.atomic import Json
@@ -40,6 +46,9 @@ def metrics_fields(measures: Measures) -> Json:
         "test_loss": plain(measures.test_loss_C),
         "alarms": alarms(measures),
     }
+    if measures.tests_C2D is not None and measures.tests_C2D.shape[2] > 1:
+        accuracy_D = accuracy_by_distribution(measures.tests_C2D.sum(0))
+        fields["accuracy_by_distribution"] = plain(accuracy_D)
     if measures.loss_C is not None:
         fields["loss"] = plain(measures.loss_C)
     if measures.clusters_C is not None:
@@ -51,6 +60,7 @@ def metrics_fields(measures: Measures) -> Json:
         fields["table"] = table_SD.tolist()
         if table_SD.shape[1] > 1:  # with one distribution, any clustering is pure
             fields["purity"] = plain(np.array(purity(table_SD)))
+            fields["adjusted_rand_index"] = plain(np.array(adjusted_rand_index(table_SD)))
     if measures.moments is not None:
         fields["consensus"] = plain(measures.moments.consensus_distance())
     return fields
@@ -134,7 +144,9 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "clients": {name: final.get(name) for name in ("accuracy", "test_loss", "mixture")},
         "newcomers": _newcomers(final),
         "clusters": final.get("clusters"),
+        "distributions": _distributions(run_folder, final),
         "purity": final.get("purity"),
+        "adjusted_rand_index": final.get("adjusted_rand_index"),
         "consensus": final.get("consensus"),
         **_totals(rounds, final),
         "alarms": final["alarms"],
@@ -145,6 +157,27 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
 def _newcomers(final: Json) -> Json | None:
     scores = final.get("newcomers")
     return None if scores is None else {**scores, "accuracy": _spread(scores)}
+
+
+def _distributions(run_folder: RunFolder, final: Json) -> Json | None:
+    """Return the accuracy by distribution, of the worst and of the smallest of them.
+
+    The smallest is that with the fewest test examples: every client has equally many, so they
+    stand for clients. Of several that are equally small, it is the worst.
+    """
+    accuracy = final.get("accuracy_by_distribution")
+    if accuracy is None:
+        return None
+    partition = run_folder.read("partition.json")
+    clients = partition["clients"][: len(final["accuracy"])]  # newcomers come after these
+    tested = np.sum([client["test"]["counts"] for client in clients], axis=0).tolist()
+    known = [(size, score) for size, score in zip(tested, accuracy, strict=True) if size]
+    return {
+        "names": [distribution["name"] for distribution in partition["distributions"]],
+        "accuracy": accuracy,
+        "worst": min(score for _, score in known),
+        "smallest": min(known)[1],
+    }
 
 
 def _totals(rounds: list[Json], final: Json) -> Json:

@@ -1,5 +1,6 @@
 """Summarise the runs of a comparison: one row for each method at each point, over all seeds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval, confidence_interval, mean, paired_difference
 from fedspd.storage.atomic import Json
 
+ALONE = "local"  # the method without any exchange
 Line = list[tuple[Any, Interval]]  # values of an axis, each with its accuracy
 
 
@@ -40,7 +42,12 @@ class MethodRow:
     worst: float | None  # mean accuracy of the worst 10 % of the clients
     before: Interval  # accuracy before the final phase
     test_loss: Interval
+    distributions: dict[str, float | None]  # accuracy by name of the distribution, if several
+    worst_distribution: float | None  # accuracy
+    smallest_distribution: float | None  # accuracy
+    hurt: float | None  # share of the clients that local-only training serves better
     purity: float | None  # of the clusters, if the method assigns examples to clusters
+    adjusted_rand_index: float | None
     newcomers: Interval  # accuracy of clients that joined after training
     newcomers_loss: Interval
     multicast: float  # bytes
@@ -100,12 +107,19 @@ def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ())
     for (method, _), group in groups.items():
         # The reference has no row here if it runs with several values of its own options.
         opponents = groups.get((reference, canonical_json(group[0].shared_point)))
-        rows.append(_summarise(group, None if method == reference else opponents))
+        alone = groups.get((ALONE, canonical_json(group[0].shared_point)))
+        rows.append(
+            _summarise(
+                group,
+                None if method == reference else opponents,
+                None if method == ALONE else alone,
+            )
+        )
     axes = list(dict.fromkeys(key for point in points for key in point))
     return Comparison(list(runs), rows, reference, axes, list(notes))
 
 
-def _summarise(runs: list[Run], opponents: list[Run] | None) -> MethodRow:
+def _summarise(runs: list[Run], opponents: list[Run] | None, alone: list[Run] | None) -> MethodRow:
     results = [run.result for run in runs]
     newcomers = [result["newcomers"] for result in results if result.get("newcomers")]
     difference = paired_difference(_by_seed(runs), _by_seed(opponents)) if opponents else None
@@ -122,7 +136,12 @@ def _summarise(runs: list[Run], opponents: list[Run] | None) -> MethodRow:
             [result["accuracy_before_final_phase"]["mean"] for result in results]
         ),
         test_loss=confidence_interval([mean(result["clients"]["test_loss"]) for result in results]),
+        distributions=_average_distributions(results),
+        worst_distribution=_average_of_distributions(results, "worst"),
+        smallest_distribution=_average_of_distributions(results, "smallest"),
+        hurt=_share_of_hurt_clients(runs, alone) if alone else None,
         purity=mean([result["purity"] for result in results]),
+        adjusted_rand_index=mean([result.get("adjusted_rand_index") for result in results]),
         newcomers=confidence_interval([joined["accuracy"]["mean"] for joined in newcomers]),
         newcomers_loss=confidence_interval([mean(joined["test_loss"]) for joined in newcomers]),
         multicast=_average([result["bytes"]["multicast"] for result in results]),
@@ -138,6 +157,40 @@ def _summarise(runs: list[Run], opponents: list[Run] | None) -> MethodRow:
 
 def _by_seed(runs: list[Run]) -> dict[int, float | None]:
     return {run.seed: run.result["accuracy"]["mean"] for run in runs}
+
+
+def _average_distributions(results: list[Json]) -> dict[str, float | None]:
+    """Return the mean accuracy on each distribution; none if a run lacks them."""
+    records = [result.get("distributions") for result in results]
+    if None in records:
+        return {}
+    scores = zip(*(record["accuracy"] for record in records if record), strict=True)
+    names = records[0]["names"] if records[0] else []
+    return {name: mean(values) for name, values in zip(names, scores, strict=True)}
+
+
+def _average_of_distributions(results: list[Json], name: str) -> float | None:
+    return mean([(result.get("distributions") or {}).get(name) for result in results])
+
+
+def _share_of_hurt_clients(runs: list[Run], alone: list[Run]) -> float | None:
+    """Return the share of clients with a lower score than alone, paired by seed and client."""
+    own, other = ({run.seed: _client_scores(run) for run in group} for group in (runs, alone))
+    pairs = [
+        pair for seed in own if seed in other for pair in zip(own[seed], other[seed], strict=True)
+    ]
+    return mean([float(score < score_alone) for score, score_alone in pairs])
+
+
+def _client_scores(run: Run) -> list[float]:
+    """Return every client's accuracy, or the negative test loss in a regression.
+
+    A loss that is not finite is worse than any other.
+    """
+    clients = run.result["clients"]
+    if None not in clients["accuracy"]:
+        return list(clients["accuracy"])
+    return [-math.inf if loss is None else -loss for loss in clients["test_loss"]]
 
 
 def _average(numbers: Sequence[float]) -> float:

@@ -66,6 +66,15 @@ def _format_steps(row: MethodRow) -> str:
     return f"{row.steps:,.0f}{ratio}"
 
 
+def _format_distributions(row: MethodRow) -> str:
+    scores = (f"{name} {format_percent(score)}" for name, score in row.distributions.items())
+    return ", ".join(scores) or MISSING
+
+
+def _format_index(index: float | None) -> str:
+    return MISSING if index is None else f"{index:.2f}"
+
+
 def comparison_columns(comparison: Comparison) -> list[Column]:
     """Return the columns in which at least one row has a value."""
     reference = comparison.reference
@@ -108,6 +117,38 @@ def comparison_columns(comparison: Comparison) -> list[Column]:
             max,
         ),
         Column(
+            "hurt (%)",
+            "share of the clients whose score is worse than with local-only training, paired by "
+            "seed and client; few test examples make it noisy",
+            lambda row: format_percent(row.hurt),
+            lambda row: row.hurt,
+            min,
+        ),
+        Column(
+            "by distribution (%)",
+            "test accuracy on the examples of each true distribution, over all clients",
+            _format_distributions,
+            lambda row: mean(list(row.distributions.values())),
+            is_brief=False,
+        ),
+        Column(
+            "worst distribution",
+            "test accuracy on the distribution with the lowest, in per cent",
+            lambda row: format_percent(row.worst_distribution),
+            lambda row: row.worst_distribution,
+            max,
+            is_brief=False,
+        ),
+        Column(
+            "smallest distribution",
+            "test accuracy on the distribution that the clients have least of, in per cent: the "
+            "smallest population, if clients are pure",
+            lambda row: format_percent(row.smallest_distribution),
+            lambda row: row.smallest_distribution,
+            max,
+            is_brief=False,
+        ),
+        Column(
             "before final (%)",
             "accuracy before the final phase",
             lambda row: format_interval(row.before),
@@ -127,8 +168,17 @@ def comparison_columns(comparison: Comparison) -> list[Column]:
             "purity",
             "share of the examples whose cluster stands for their true distribution; "
             "with two distributions 0.5 is chance",
-            lambda row: MISSING if row.purity is None else f"{row.purity:.2f}",
+            lambda row: _format_index(row.purity),
             lambda row: row.purity,
+            max,
+            is_brief=False,
+        ),
+        Column(
+            "ARI",
+            "adjusted Rand index of clusters and true distributions: 1 if they group the examples "
+            "alike, 0 by chance, whatever their numbers",
+            lambda row: _format_index(row.adjusted_rand_index),
+            lambda row: row.adjusted_rand_index,
             max,
             is_brief=False,
         ),
@@ -248,6 +298,7 @@ def to_csv(comparison: Comparison) -> str:
 
 def _csv_row(run: Run, axes: list[str]) -> dict[str, Any]:
     result, newcomers = run.result, run.result.get("newcomers")
+    distributions = result.get("distributions") or {}
     return {
         "method": run.method,
         "seed": run.seed,
@@ -260,7 +311,10 @@ def _csv_row(run: Run, axes: list[str]) -> dict[str, Any]:
         "test_loss": mean(result["clients"]["test_loss"]),
         "newcomers": newcomers["accuracy"]["mean"] if newcomers else None,
         "newcomers_test_loss": mean(newcomers["test_loss"]) if newcomers else None,
+        "worst_distribution": distributions.get("worst"),
+        "smallest_distribution": distributions.get("smallest"),
         "purity": result["purity"],
+        "adjusted_rand_index": result.get("adjusted_rand_index"),
         "bytes_multicast": result["bytes"]["multicast"],
         "bytes_point_to_point": result["bytes"]["point_to_point"],
         "models_sent": result["models_sent"],

@@ -114,35 +114,48 @@ class BlockRunner:
         return check_personal_model(plan.algorithm, module)
 
     def measure(self) -> Measures:
-        accuracy_C, test_loss_C = self._test()
+        right, test_loss_C = self._test()
         seen = self.observe()
         return Measures(
-            accuracy_C,
+            np.array([np.nan if own is None else float(own.double().mean()) for own in right]),
             test_loss_C,
             _as_float64(seen.loss_C),
             _as_float64(seen.mixture_CS),
             None if seen.assignment_CE is None else self._table(seen.assignment_CE),
             None if seen.centers_CSP is None else _moments(seen.centers_CSP),
             None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
+            self._tests(right),
         )
 
-    def _test(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return accuracy_C and loss_C on the test examples."""
+    def _test(self) -> tuple[list[Tensor | None], NDArray[np.float64]]:
+        """Return each client's right test examples, None in a regression, and loss_C."""
         plan = self.plan
         with plan.learner.timed("evaluate"):
             outputs = plan.algorithm.predict(plan.learner, self.state, plan.test.x)
             check_outputs(plan.algorithm, outputs, plan.test.x)
             scores = [self._score(*pair) for pair in zip(outputs, plan.test.y, strict=True)]
-        accuracy_C, loss_C = np.array(scores).T
-        return accuracy_C, loss_C
+        right, losses = zip(*scores, strict=True)
+        return list(right), np.array(losses)
 
-    def _score(self, output: Tensor, y: Tensor) -> tuple[float, float]:
+    def _score(self, output: Tensor, y: Tensor) -> tuple[Tensor | None, float]:
         learner = self.plan.learner
         y = y.to(learner.device)
         loss = float(learner.loss(output, y).double().mean())
         if y.is_floating_point():
-            return np.nan, loss
-        return float((output.argmax(1) == y).double().mean()), loss
+            return None, loss
+        return (output.argmax(1) == y).cpu(), loss
+
+    def _tests(self, right: list[Tensor | None]) -> NDArray[np.int64] | None:
+        """Return tests_C2D: wrong and right test examples by true distribution, if known."""
+        plan = self.plan
+        if plan.test_truth is None:
+            return None
+        tests_C2D = np.zeros((plan.clients, 2, plan.distributions), np.int64)
+        for table_2D, own, truth in zip(tests_C2D, right, plan.test_truth, strict=True):
+            if own is None:
+                return None
+            np.add.at(table_2D, (own.long().numpy(), truth), 1)
+        return tests_C2D
 
     def _table(self, assignment_CE: Tensor) -> NDArray[np.int64]:
         """Return table_CSD: each client's examples by cluster and true distribution."""

@@ -23,6 +23,8 @@ class Measures:
     table_CSD     number of examples by cluster and true distribution
     moments       sums over the clients' centers, for the consensus distance
     clusters_C    number of clusters that the client found
+    tests_C2D     wrong (0) and right (1) test examples by true distribution; None if either is
+                  unknown
     """
 
     accuracy_C: NDArray[np.float64]
@@ -32,6 +34,7 @@ class Measures:
     table_CSD: NDArray[np.int64] | None
     moments: CenterMoments | None
     clusters_C: NDArray[np.int64] | None = None
+    tests_C2D: NDArray[np.int64] | None = None
 
     @classmethod
     def merge(cls, parts: Sequence["Measures"]) -> "Measures":
@@ -45,6 +48,7 @@ class Measures:
             _concatenate([part.table_CSD for part in parts]),
             sum(moments[1:], start=moments[0]) if moments else None,
             _concatenate([part.clusters_C for part in parts]),
+            _concatenate([part.tests_C2D for part in parts]),
         )
 
 

@@ -18,8 +18,9 @@ GroundTruth = list[NDArray[np.int64]]  # per client, the true distribution of ev
 class Plan:
     """A method, a learner, and the examples of a network's clients or of some of them.
 
-    truth           for metrics only: no method sees it
+    truth           of the training examples, for metrics only: no method sees it
     distributions   the number of true distributions
+    test_truth      of the test examples, for metrics only; None where it is unknown
     """
 
     algorithm: AnyAlgorithm
@@ -29,6 +30,7 @@ class Plan:
     truth: GroundTruth
     distributions: int
     key: Key
+    test_truth: GroundTruth | None = None
 
     @property
     def clients(self) -> int:
@@ -43,7 +45,10 @@ class Plan:
             )
             for block in (self.train, self.test)
         )
-        return dataclasses.replace(self, train=train, test=test, truth=self.truth[rows])
+        test_truth = None if self.test_truth is None else self.test_truth[rows]
+        return dataclasses.replace(
+            self, train=train, test=test, truth=self.truth[rows], test_truth=test_truth
+        )
 
     def shrink_to(self, count: int) -> "Plan":
         """Return the plan of a smaller network, which has only the first clients."""

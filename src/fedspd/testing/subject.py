@@ -67,7 +67,8 @@ class Subject:
         test = Block(range(n), n, *make_examples(task, [3] * n, 1), 3, server)
         truth = [np.arange(count) % 2 for count in counts]
         algorithm = self.algorithm(**changes)
-        return Plan(algorithm, make_learner(task), train, test, truth, 2, Key(seed))
+        test_truth = [np.arange(3) % 2 for _ in counts]
+        return Plan(algorithm, make_learner(task), train, test, truth, 2, Key(seed), test_truth)
 
     def reference(self, task: str = "classes") -> list[str]:
         """Return the digests of the clients on a path after ROUNDS rounds and the final phase."""
@@ -109,7 +110,9 @@ def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:
         replace(b, clients=clients, x=[b.x[i] for i in clients], y=[b.y[i] for i in clients])
         for b in (plan.train, plan.test)
     )
-    return replace(plan, train=train, test=test, truth=[plan.truth[i] for i in clients])
+    truth = [plan.truth[i] for i in clients]
+    test_truth = plan.test_truth and [plan.test_truth[i] for i in clients]
+    return replace(plan, train=train, test=test, truth=truth, test_truth=test_truth)
 
 
 def make_learner(task: str) -> Learner:
