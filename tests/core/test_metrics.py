@@ -71,7 +71,7 @@ def test_adjusted_rand_index_equals_numbers_worked_by_hand(table_SD, index):
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
 def test_adjusted_rand_index_agrees_with_scikit_learn(seed, S, D):
-    table_SD = np.random.default_rng(seed).integers(0, 20, (S, D)) + 1
+    table_SD = np.random.default_rng(seed).integers(2, 20, (S, D))
     cluster, truth = (np.repeat(each.ravel(), table_SD.ravel()) for each in np.indices((S, D)))
     assert adjusted_rand_index(table_SD) == pytest.approx(adjusted_rand_score(truth, cluster))
 
@@ -157,6 +157,14 @@ def test_switched_clients_are_those_with_other_labels():
     right, switched, confused = [[9, 0], [1, 10]], [[1, 10], [9, 0]], [[5, 5], [5, 5]]
     assert switched_clients(np.array([right, switched, right, confused, right])).tolist() == [1]
     assert switched_clients(np.array([right, right])).tolist() == []
+
+
+def test_pure_clients_have_nothing_to_switch():
+    """The last client has all its examples in the cluster of the other distribution."""
+    right, other, misplaced = [[10, 0], [0, 0]], [[0, 0], [0, 10]], [[0, 0], [10, 0]]
+    assert switched_clients(np.array([right, other, right, misplaced])).tolist() == []
+    one_cluster = [[0, 0], [9, 1]]  # nine right of ten, as with any single cluster
+    assert switched_clients(np.array([right, other, right, one_cluster])).tolist() == []
 
 
 def test_switched_clients_need_two_clusters_and_distributions():

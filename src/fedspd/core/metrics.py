@@ -125,12 +125,14 @@ class CenterMoments:
 def switched_clients(table_NSD: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the clients that name the clusters otherwise than the network as a whole.
 
-    Such a client tells the distributions apart (90 % right), but by other labels.
+    Such a client tells the distributions apart (90 % right, and better than with one cluster), but
+    by other labels. A client of one distribution has nothing to tell apart.
     """
     if table_NSD.shape[1] < 2 or table_NSD.shape[2] < 2:
         return np.zeros(0, np.int64)
     rows, columns = linear_sum_assignment(table_NSD.sum(0), maximize=True)
     by_network = table_NSD[:, rows, columns].sum(1)
     by_own = np.array([purity(table) * table.sum() for table in table_NSD])
-    examples = table_NSD.sum((1, 2))
-    return np.flatnonzero((by_own >= 0.9 * examples) & (by_network < 0.5 * examples))
+    examples, largest = table_NSD.sum((1, 2)), table_NSD.sum(1).max(1)
+    tells_apart = (by_own >= 0.9 * examples) & (np.rint(by_own) > largest)
+    return np.flatnonzero(tells_apart & (by_network < 0.5 * examples))

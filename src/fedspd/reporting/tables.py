@@ -133,7 +133,7 @@ def comparison_columns(comparison: Comparison) -> list[Column]:
         ),
         Column(
             "worst distribution",
-            "test accuracy on the distribution with the lowest, in per cent",
+            "test accuracy on the distribution with the lowest of each seed, in per cent",
             lambda row: format_percent(row.worst_distribution),
             lambda row: row.worst_distribution,
             max,
