@@ -97,7 +97,7 @@ PURE = {"examples": 24, "test_examples": 10, "shares": "pure", "populations": [3
 def test_event_adds_up_the_test_examples_of_a_distribution_over_clients():
     wrong_and_right = np.array([[[1, 2], [3, 0]], [[0, 1], [1, 1]]])
     scores = np.array([0.5, 2 / 3]), np.ones(2)
-    fields = metrics_fields(Measures(*scores, None, None, None, None, wrong_and_right))
+    fields = metrics_fields(Measures(*scores, None, None, None, None, tests_C2D=wrong_and_right))
     assert fields["accuracy_by_distribution"] == [4 / 5, 1 / 4]
 
 
