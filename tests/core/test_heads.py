@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from fedspd.core.block import Block
+from fedspd.core.cut import find_head
 from fedspd.core.errors import ConfigError
-from fedspd.core.heads import find_head, negative_log_likelihood
+from fedspd.core.heads import negative_log_likelihood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions, squared_error
 from fedspd.models import CifarCNN, PaperCNN
@@ -50,7 +51,7 @@ def test_split_model_gives_the_outputs_of_plain_models_with_shifted_heads(name, 
     output_ES = split.outputs(model_CA[0], data.x[0])
     for s in range(S):
         plain_P = model_CP[0].clone()
-        plain_P[split.head_slice] += offsets_CSQ[0, s]
+        learner.cut.head(plain_P).add_(offsets_CSQ[0, s])
         expected = learner.outputs(plain_P, data.x[0]) + prior_CK[0]
         assert torch.allclose(output_ES[:, s], expected)
 
@@ -63,9 +64,9 @@ def test_split_model_separates_into_what_was_joined(name, S):
     found_CP, found_CSQ = split.separate(split.join(model_CP, offsets_CSQ, prior_CK))
     assert torch.equal(found_CP, model_CP)
     assert torch.equal(found_CSQ, offsets_CSQ if S > 1 else offsets_CSQ[:, :0])
-    body_CB = split.without_head(model_CP)
+    body_CB = learner.cut.body(model_CP)
     assert body_CB.shape[1] == learner.size - split.head_size
-    assert torch.equal(split.with_head(body_CB, model_CP[:, split.head_slice]), model_CP)
+    assert torch.equal(learner.cut.join(body_CB, learner.cut.head(model_CP)), model_CP)
 
 
 def test_one_head_without_a_prior_trains_as_the_plain_model_to_the_bit():

@@ -30,6 +30,7 @@ from fedspd.algorithms.populations import (
 )
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
+from fedspd.core.cut import Cut
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.heads import (
     PersonalModel,
@@ -121,7 +122,7 @@ class FedSPDSplit(Algorithm[State]):
         state = replace(state, model_CP=mean_CP)
         if key.round < self.warmup or self.cluster_limit == 1 or data.rounds <= self.warmup:
             return state
-        d_CQ = (trained_CP - mean_CP)[:, one.head_slice]
+        d_CQ = learner.cut.head(trained_CP - mean_CP)
         return (yield from self._find_populations(state, d_CQ, data, key))
 
     def _find_populations(self, state: State, d_CQ: Tensor, data: Block, key: Key) -> Round[State]:
@@ -147,11 +148,11 @@ class FedSPDSplit(Algorithm[State]):
         r_CSE = posterior(state, data)
         state = replace(state, mixture_CS=shares(r_CSE, state, data))
         trained = self._train(learner, state, data, key.of("train", 0), weight_CSE=r_CSE)
-        split = learner.split(1)
-        body_CB = yield from self._exchange_body(split, trained.model_CP, state, data, key)
-        heads_CKQ = torch.cat([trained.model_CP[:, None, split.head_slice], trained.offsets_CSQ], 1)
+        cut = learner.cut
+        body_CB = yield from self._exchange_body(cut, trained.model_CP, state, data, key)
+        heads_CKQ = torch.cat([cut.head(trained.model_CP)[:, None], trained.offsets_CSQ], 1)
         mean_CKQ = yield from self._exchange_heads(heads_CKQ, state, data)
-        model_CP = split.with_head(body_CB, mean_CKQ[:, 0])
+        model_CP = cut.join(body_CB, mean_CKQ[:, 0])
         return replace(state, model_CP=model_CP, offsets_CSQ=mean_CKQ[:, 1:])
 
     def _train(
@@ -190,10 +191,10 @@ class FedSPDSplit(Algorithm[State]):
         return answer.mean(index_CK).model_CMP
 
     def _exchange_body(
-        self, split: SplitLearner, model_CP: Tensor, state: State, data: Block, key: Key
+        self, cut: Cut, model_CP: Tensor, state: State, data: Block, key: Key
     ) -> Round[Tensor]:
         """Average the body: with all neighbours, and by FedSPD's rule in the second half."""
-        body_CB = split.without_head(model_CP)
+        body_CB = cut.body(model_CP)
         if not body_CB.shape[1]:
             return body_CB
         picked_C1 = torch.zeros(len(data), 1, dtype=torch.long)

@@ -14,24 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspd.core.block import Block
-from fedspd.core.errors import ConfigError, nearest
+from fedspd.core.cut import find_head
 from fedspd.core.learner import Factory, Learner, Loss
-
-
-def find_head(module: nn.Module, name: str | None) -> tuple[str, nn.Linear]:
-    """Return the name and the layer of a model's head: `name`, or the last linear layer."""
-    layers = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
-    if not layers:
-        raise ConfigError(
-            "model.head: the model has no linear layer; expected one as its head. Choose another "
-            "model, or a method without heads."
-        )
-    if name is None:
-        return list(layers.items())[-1]
-    if name not in layers:
-        known = nearest(name, layers)
-        raise ConfigError(f"model.head = '{name}': not a linear layer of the model; {known}")
-    return name, layers[name]
 
 
 class ClusterHeads(nn.Module):
@@ -129,8 +113,7 @@ class SplitLearner(Learner):
         name, layer = find_head(plain.module, plain.head)
         self.plain, self.clusters = plain, clusters
         self.classes = layer.out_features if plain.classifies else 0
-        self.head_size = sum(p.numel() for p in layer.parameters())
-        self.head_slice = plain.slice_of(layer)
+        self.head_size = plain.cut.size
         super().__init__(
             partial(_split_model, plain.factory, name or None, clusters, self.classes),
             plain.training,
@@ -139,6 +122,13 @@ class SplitLearner(Learner):
             plain.dtype,
         )
         self.effort = plain.effort
+
+    @property
+    def head_slices(self) -> list[slice]:
+        """All D_s, which come first, and V."""
+        offsets = self.clusters * self.head_size if self.clusters > 1 else 0
+        cut = self.plain.cut
+        return [slice(offsets), slice(offsets + cut.start, offsets + cut.stop)]
 
     def join(self, model_CP: Tensor, offsets_CSQ: Tensor, log_prior_CK: Tensor) -> Tensor:
         """Return model_CA: body and V, offsets and prior as one vector."""
@@ -154,16 +144,6 @@ class SplitLearner(Learner):
         fixed = start + self.plain.parameter_count
         model_CP = torch.cat([model_CA[:, start:fixed], model_CA[:, fixed + self.classes :]], 1)
         return model_CP, model_CA[:, :start].view(len(model_CA), -1, Q)
-
-    def without_head(self, model_CP: Tensor) -> Tensor:
-        """Return the body of plain models, buffers included."""
-        head = self.head_slice
-        return torch.cat([model_CP[:, : head.start], model_CP[:, head.stop :]], 1)
-
-    def with_head(self, body_CB: Tensor, head_CQ: Tensor) -> Tensor:
-        """Return model_CP of bodies and heads."""
-        start = self.head_slice.start
-        return torch.cat([body_CB[:, :start], head_CQ, body_CB[:, start:]], 1)
 
     def cluster_losses(self, model_CA: Tensor, data: Block) -> Tensor:
         """Return losses_CSE of every cluster on every example; 0 beyond the last example."""

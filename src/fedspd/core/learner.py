@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
@@ -16,10 +17,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedspd.core.block import Block
+from fedspd.core.cut import Cut, find_head
 from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
 from fedspd.core.options import Options
-from fedspd.core.sgd import sgd_step
+from fedspd.core.sgd import Scale, sgd_step
 
 if TYPE_CHECKING:
     from fedspd.core.heads import SplitLearner
@@ -57,6 +59,14 @@ class TrainingOptions(Options):
     decay_every: Annotated[
         int, Field(ge=1, description="The rounds between two decays of the learning rate.")
     ] = 5
+    head_rate: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="The factor on the learning rate of the head (`model.head`), with any "
+            "method.",
+        ),
+    ] = 1.0
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round."""
@@ -96,6 +106,11 @@ class LocalUpdate(NamedTuple):
     pull: float
     rates: Sequence[float]  # one for every epoch
     momentum: float
+    factor_W: Tensor | None = None  # on the rate of every parameter
+
+    def scale(self, rate: Scale) -> Scale:
+        """Return the rate of every parameter, or one rate if they all have the same."""
+        return rate if self.factor_W is None else rate * self.factor_W
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -279,8 +294,10 @@ class Learner:
         """The parameters of a model without its buffers."""
         return self.buffer_slots[0].start if self.buffer_slots else self.size
 
-    def slice_of(self, layer: nn.Module) -> slice:
-        """Return where the parameters of a layer stand in the vector."""
+    @cached_property
+    def cut(self) -> Cut:
+        """Where body and head stand in the vector; ConfigError if there is no such head."""
+        _, layer = find_head(self.module, self.head)
         own = [slot for slot in self.parameter_slots if slot.owner is layer]
         starts = [slot.start for slot in own]
         size = sum(slot.view.numel() for slot in own)
@@ -289,9 +306,23 @@ class Learner:
                 "model.head: its parameters are tied to another layer or partly frozen; expected "
                 "a linear layer of its own. Name another one."
             )
-        return slice(min(starts), min(starts) + size)
+        return Cut(min(starts), min(starts) + size)
 
     # ---- training
+
+    @property
+    def head_slices(self) -> list[slice]:
+        """The places in the vector whose learning rate `training.head_rate` multiplies."""
+        return [slice(self.cut.start, self.cut.stop)]
+
+    def _rate_factor(self, factor_W: Tensor | None) -> Tensor | None:
+        """Return the factor on the rate of every trained parameter; None: 1 for all."""
+        if self.training.head_rate == 1:
+            return factor_W
+        own_W = torch.ones_like(self.gradient)
+        for part in self.head_slices:
+            own_W[part] = self.training.head_rate
+        return own_W if factor_W is None else own_W * factor_W
 
     def train(
         self,
@@ -306,6 +337,7 @@ class Learner:
         anchor_CP: Tensor | None = None,
         pull_C: Tensor | None = None,
         momentum: float | None = None,
+        factor_W: Tensor | None = None,
     ) -> Tensor:
         """Return every client's model after local SGD on its own examples.
 
@@ -315,9 +347,11 @@ class Learner:
         objective    what a weighted batch minimises
         anchor_CP    add pull_C/2 ||model - anchor||^2 to the loss
         momentum     default: training.momentum
+        factor_W     factor on the learning rate of every trained parameter; 0 freezes it
         """
         rates = self.training.rates(key.round) if rates is None else rates
         momentum = self.training.momentum if momentum is None else momentum
+        factor_W = self._rate_factor(factor_W)
 
         def update_of(c: int) -> LocalUpdate:
             count = len(data.y[c])
@@ -327,7 +361,7 @@ class Learner:
             if anchor_CP is not None and pull_C is not None:
                 anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
             x, y = data.x[c][rows], data.y[c][rows]
-            return LocalUpdate(x, y, weight, objective, anchor, pull, rates, momentum)
+            return LocalUpdate(x, y, weight, objective, anchor, pull, rates, momentum, factor_W)
 
         with self.timed("train"), one_thread():
             if self.vmap_trainer is not None:
@@ -373,7 +407,7 @@ class Learner:
                     weights_W,
                     self.gradient,
                     velocity_W,
-                    rate,
+                    update.scale(rate),
                     momentum=update.momentum,
                     weight_decay=self.training.weight_decay,
                     anchor=update.anchor_W,

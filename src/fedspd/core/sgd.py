@@ -5,7 +5,7 @@ Shapes: W trained parameters, of one model [W] or of G clients [G, W].
 
 from torch import Tensor
 
-Scale = float | Tensor  # one number, or [G, 1]
+Scale = float | Tensor  # one number, [G, 1], or one number for every parameter
 
 
 def sgd_step(

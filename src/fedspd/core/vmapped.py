@@ -68,7 +68,7 @@ class VmapTrainer:
             model_GP[:, :W],
             gradient_GW,
             velocity_GW,
-            rate_G[:, None],
+            updates[0].scale(rate_G[:, None]),
             momentum=updates[0].momentum,
             weight_decay=learner.training.weight_decay,
             anchor=torch.stack(anchors) if anchors else None,

@@ -126,8 +126,11 @@ def build_learner(
         x, y = examples[0][:2], examples[1][:2]
     loss, device, dtype = _choose_loss(config, classes), device_of(config), config.dtype
     try:
-        learner = Learner(factory, config.training, loss, device, getattr(torch, dtype))
+        head = config.model.head
+        learner = Learner(factory, config.training, loss, device, getattr(torch, dtype), head)
         _check_output(learner, x, y, classes, name)
+        if head is not None or config.training.head_rate != 1:
+            _ = learner.cut  # so that a head that does not exist is refused now
     except FedspdError:
         raise
     except Exception as error:

@@ -91,7 +91,14 @@ class IdleLearner(Learner):
         if learner.device.type == "cpu":
             self.__dict__.update(learner.__dict__, _splits={})
         else:  # a fork cannot use a GPU that its parent has used
-            super().__init__(learner.factory, learner.training, learner.loss, "cpu", learner.dtype)
+            super().__init__(
+                learner.factory,
+                learner.training,
+                learner.loss,
+                "cpu",
+                learner.dtype,
+                learner.head,
+            )
 
     def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:
         """Count the steps, and return the models as they are."""

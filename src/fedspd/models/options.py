@@ -28,6 +28,11 @@ class ModelOptions(Options):
         False, description="Only for `cifar-cnn`: a quarter of the channels and dense units."
     )
     hidden: int = Field(64, ge=1, description="Only for `mlp`: the width of the hidden layer.")
+    head: str | None = Field(
+        None,
+        description="The linear layer that is the head, by its name in the module, such as `3` or "
+        "`classifier.1`. The default is the last one.",
+    )
 
     def name_for(self, shape: tuple[int, ...]) -> str:
         """Return the model's name, or the default's for examples of this shape."""
