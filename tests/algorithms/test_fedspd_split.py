@@ -13,12 +13,12 @@ from torch import nn
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedspd_split import (
     FedSPDSplit,
-    choose_return,
     posterior,
     prior_strength,
     rows_of,
     shares,
 )
+from fedspd.algorithms.final_phase import choose_return
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key

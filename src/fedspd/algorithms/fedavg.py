@@ -2,18 +2,20 @@
 
 Communication-Efficient Learning of Deep Networks from Decentralized Data. On a graph it is gossip
 averaging over the closed neighbourhood; on a star the server averages. With `finetune` it is a
-strong baseline: every client trains its model for some more epochs at the end.
+strong baseline: every client trains its model for some more epochs at the end, and with
+`interpolate` goes back to the shared model as far as cross-validation says.
 
 Shapes: C clients, P parameters of a model.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedspd.algorithms.final_phase import tune_half_way
 from fedspd.algorithms.local import Local, State, with_loss
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
@@ -29,6 +31,14 @@ class FedAvg(Local):
     finetune: Annotated[
         int, Field(ge=0, description="The number of local epochs after the last round.")
     ] = 0
+    interpolate: Annotated[
+        Literal["none", "cv"],
+        Field(
+            description="Where fine-tuning ends: `none`, at the fine-tuned model; `cv`, between "
+            "the shared and the fine-tuned model, as two-fold cross-validation on the client's own "
+            "examples says."
+        ),
+    ] = "none"
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
@@ -41,7 +51,23 @@ class FedAvg(Local):
         if not self.finetune:
             return state
         rates = learner.training.final_rates(self.finetune)  # as in FedSPD's final phase
-        tuned_CP = learner.train(state.model_CP, data, key.of("final"), rates=rates)
+        shared_CP = state.model_CP
+
+        def tune(key: Key, only_CE: Tensor) -> Tensor:
+            return learner.train(shared_CP, data, key, rates=rates, only_CE=only_CE)
+
+        def between(tuned_CP: Tensor, a: float | Tensor) -> Tensor:
+            a_C = torch.as_tensor(a).to(shared_CP).expand(len(data))
+            return torch.lerp(shared_CP, tuned_CP, a_C[:, None])
+
+        def likelihoods(model_CP: Tensor) -> Tensor:
+            loss_CE = learner.losses(model_CP[:, None], data)[:, 0].double()
+            return -loss_CE.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+        if self.interpolate == "cv":
+            tuned_CP = tune_half_way(tune, between, likelihoods, data, key)
+        else:
+            tuned_CP = tune(key.of("final"), data.present_CE)
         return with_loss(learner, tuned_CP, data)
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:

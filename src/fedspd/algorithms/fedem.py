@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedspd.algorithms.label_score import Score, check_score, log_label_frequency
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -25,7 +26,7 @@ NEWCOMER_STEPS = 20  # EM steps of a newcomer, on its mixture alone
 class State:
     centers_CSP: Tensor  # c_is
     mixture_CS: Tensor  # pi_is
-    losses_CSE: Tensor  # of every example under every center
+    losses_CSE: Tensor  # of every example under every center, label-adjusted if `score` is
     assignment_CE: Tensor  # likeliest cluster of every example; -1 where there is no example
     loss_C: Tensor  # mean negative log-likelihood of the mixture
 
@@ -35,6 +36,10 @@ class FedEM(Algorithm[State]):
     """A mixture of S shared models at every client, fitted by EM."""
 
     clusters: int = 2  # S
+    score: Score = "loss"
+
+    def check_learner(self, learner: Learner) -> None:
+        check_score(self.score, "fedem", learner)
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
@@ -51,7 +56,14 @@ class FedEM(Algorithm[State]):
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         weight_CS = data.counts_C[:, None].expand(-1, self.clusters)
         neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
-        return with_loss(learner, neighbourhood.mean(all_CS).model_CMP, mixture_CS, data)
+        centers_CSP = neighbourhood.mean(all_CS).model_CMP
+        return with_loss(learner, centers_CSP, mixture_CS, data, self._shift(posterior_CSE, data))
+
+    def _shift(self, posterior_CSE: Tensor, data: Block) -> Tensor | None:
+        """Return what the score adds to the losses: log q_s(y), or nothing."""
+        if self.score == "loss":
+            return None
+        return log_label_frequency(posterior_CSE, data)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         """Return log sum_s pi_is softmax(c_is(x)), whose cross entropy is a likelihood."""
@@ -70,10 +82,12 @@ class FedEM(Algorithm[State]):
         """Take the centers as received, and fit the mixture alone by EM."""
         first = self.begin(learner, data, key)
         centers_CSP, mixture_CS = neighbourhood.average_centers(first.centers_CSP), first.mixture_CS
-        losses_CSE = learner.losses(centers_CSP, data)
+        losses_CSE, shift_CSE = learner.losses(centers_CSP, data), None
         for _ in range(NEWCOMER_STEPS):
-            mixture_CS = posterior(mixture_CS, losses_CSE, data).sum(2) / data.counts_C[:, None]
-        return with_loss(learner, centers_CSP, mixture_CS, data)
+            posterior_CSE = posterior(mixture_CS, shifted(losses_CSE, shift_CSE), data)
+            mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]
+            shift_CSE = self._shift(posterior_CSE, data)
+        return with_loss(learner, centers_CSP, mixture_CS, data, shift_CSE)
 
 
 def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
@@ -89,13 +103,26 @@ def log_joint(mixture_CS: Tensor, losses_CSE: Tensor) -> Tensor:
     return mixture_CS.log()[:, :, None] - loss_CSE
 
 
-def with_loss(learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block) -> State:
-    """Return the state of these centers and mixtures."""
+def shifted(losses_CSE: Tensor, shift_CSE: Tensor | None) -> Tensor:
+    """Return the losses with a shift of the score, if there is one."""
+    return losses_CSE if shift_CSE is None else losses_CSE + shift_CSE.to(losses_CSE)
+
+
+def with_loss(
+    learner: Learner,
+    centers_CSP: Tensor,
+    mixture_CS: Tensor,
+    data: Block,
+    shift_CSE: Tensor | None = None,
+) -> State:
+    """Return the state of these centers and mixtures; the shift is part of the score alone."""
     losses_CSE = learner.losses(centers_CSP, data)
     joint_CSE = log_joint(mixture_CS, losses_CSE)
     loss_C = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0.0).sum(1) / data.counts_C
-    assignment_CE = torch.where(data.present_CE, joint_CSE.argmax(1), -1)
-    return State(centers_CSP, mixture_CS, losses_CSE, assignment_CE, loss_C)
+    score_CSE = shifted(losses_CSE, shift_CSE)
+    likeliest_CE = log_joint(mixture_CS, score_CSE).argmax(1)
+    assignment_CE = torch.where(data.present_CE, likeliest_CE, -1)
+    return State(centers_CSP, mixture_CS, score_CSE, assignment_CE, loss_C)
 
 
 def blended(learner: Learner, centers_SP: Tensor, mixture_S: Tensor, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedspd.algorithms.alignment import first_notes, new_labels
+from fedspd.algorithms.label_score import Score, check_score, log_label_frequency
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -65,6 +66,7 @@ class FedSPD(Algorithm[State]):
             "all; `own`, one draw per client and cluster (the authors' code)."
         ),
     ] = "cluster"
+    score: Score = "loss"
     warmup: Annotated[
         int, Field(ge=0, description="The rounds with one shared model before it is split into S.")
     ] = 0
@@ -93,6 +95,9 @@ class FedSPD(Algorithm[State]):
             description="The factor on the learning rate of the final phase every 3 epochs.",
         ),
     ] = 0.8
+
+    def check_learner(self, learner: Learner) -> None:
+        check_score(self.score, "fedspd", learner)
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S = len(data), self.clusters
@@ -144,7 +149,7 @@ class FedSPD(Algorithm[State]):
         if own_CSP is not None:
             state = align(learner, state, own_CSP, neighbourhood)
         # Step 4: data clustering.
-        return cluster_examples(learner, state, data)
+        return cluster_examples(learner, state, data, self.score)
 
     def choose(self, state: State, data: Block, key: Key) -> Tensor:
         """Return chosen_CK: one cluster, drawn with probability u_is."""
@@ -220,6 +225,7 @@ class FedSPD(Algorithm[State]):
             learner,
             replace(first, centers_CSP=centers_CSP, trained_CS=torch.ones_like(first.trained_CS)),
             data,
+            self.score,
         )
 
     def _warmup_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
@@ -256,10 +262,15 @@ def shares(assignment_CE: Tensor, clusters: int) -> Tensor:
     return kept_CS / kept_CS.sum(1, keepdim=True)
 
 
-def cluster_examples(learner: Learner, state: State, data: Block) -> State:
+def cluster_examples(learner: Learner, state: State, data: Block, score: Score = "loss") -> State:
     """Assign every example to the center with the least loss; ties go to the lowest label."""
     losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    best_CE = torch.where(data.present_CE, losses_CSE.argmin(1), -1)
+    score_CSE = losses_CSE
+    if score == "label-adjusted":
+        labels_S1 = torch.arange(state.mixture_CS.shape[1])[:, None]
+        is_in_CSE = state.assignment_CE[:, None] == labels_S1
+        score_CSE = losses_CSE + log_label_frequency(is_in_CSE, data)
+    best_CE = torch.where(data.present_CE, score_CSE.argmin(1), -1)
     # A first draw explains nothing, so examples stay where they are until every cluster that the
     # client can choose has been trained.
     ready_C1 = (state.trained_CS | (state.mixture_CS == 0)).all(1, keepdim=True)

@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedspd.algorithms.final_phase import tune_half_way
 from fedspd.algorithms.populations import (
     choose_clusters,
     find_corners,
@@ -45,7 +46,6 @@ from fedspd.core.ledger import NO_CLUSTER
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
 NEWCOMER_STEPS = 20  # of EM, on the mixture alone
-RETURNS = (0.0, 0.25, 0.5, 0.75, 1.0)  # how far a client goes from the shared to the tuned model
 
 
 @dataclass(frozen=True)
@@ -212,23 +212,20 @@ class FedSPDSplit(Algorithm[State]):
         rates = learner.training.final_rates(self.final_epochs)
         u_CSE = state.mixture_CS[:, :, None].expand(-1, -1, data.width)
 
-        def tune(name: str, only_CE: Tensor) -> State:
+        def tune(key: Key, only_CE: Tensor) -> State:
             return self._train(
-                learner, state, data, key.of(name), weight_CSE=u_CSE,
+                learner, state, data, key, weight_CSE=u_CSE,
                 only_CE=only_CE, rates=rates, objective=negative_log_likelihood,
             )  # fmt: skip
 
-        tuned = tune("final", data.present_CE)
-        half_CE = split_in_halves(data, key.of("halves"))
-        gain_ACE = torch.zeros(len(RETURNS), len(data), data.width, dtype=torch.double)
-        for h in (0, 1):
-            is_kept_CE = data.present_CE & (half_CE == h)
-            half = tune(f"half {h}", is_kept_CE)
-            held_out_CE = data.present_CE & ~is_kept_CE
-            scores = [likelihoods(learner, between(state, half, data, a), data) for a in RETURNS]
-            gain_ACE += torch.where(held_out_CE, torch.stack(scores) - scores[0], 0)
-        best_C = choose_return(gain_ACE, data)
-        return with_losses(learner, between(state, tuned, data, best_C), data)
+        best = tune_half_way(
+            tune,
+            lambda tuned, a: between(state, tuned, data, a),
+            lambda found: likelihoods(learner, found, data),
+            data,
+            key,
+        )
+        return with_losses(learner, best, data)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         """Return log sum_s u_is p_s(y | x); in a regression sum_s u_is f_s(x)."""
@@ -371,25 +368,3 @@ def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State
 def likelihoods(learner: Learner, state: State, data: Block) -> Tensor:
     """Return log p_i(y | x) of every example."""
     return log_joint(with_losses(learner, state, data)).logsumexp(1)
-
-
-def split_in_halves(data: Block, key: Key) -> Tensor:
-    """Return half_CE: a random half, 0 or 1, for every example."""
-    half_CE = torch.zeros(len(data), data.width, dtype=torch.long)
-    for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
-        order = torch.randperm(count, generator=key.of(client).torch())
-        half_CE[c, order[: count // 2]] = 1
-    return half_CE
-
-
-def choose_return(gain_ACE: Tensor, data: Block) -> Tensor:
-    """Return a_C: the best one, or 0 where its gain is within its standard error."""
-    n_C = data.counts_C
-    total_AC = gain_ACE.sum(2)
-    best_C = total_AC.argmax(0)
-    gain_CE = gain_ACE[best_C, torch.arange(len(data))]
-    mean_C = gain_CE.sum(1) / n_C
-    spread_CE = torch.where(data.present_CE, gain_CE - mean_C[:, None], 0).square()
-    error_C = (spread_CE.sum(1) / (n_C - 1).clamp(min=1) / n_C).sqrt()
-    is_better_C = (mean_C > error_C) & (n_C >= 2)
-    return torch.where(is_better_C, torch.tensor(RETURNS)[best_C], 0.0)

@@ -68,6 +68,13 @@ class Algorithm(ABC, Generic[State]):
         """The most models that a client offers in one exchange; each cluster is below it."""
         return self.cluster_limit
 
+    def check_learner(self, learner: Learner) -> None:
+        """Raise ConfigError if the method cannot train this model or task; by default it can.
+
+        It is called before a run begins. It must not train.
+        """
+        return
+
     @abstractmethod
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         """Return the state before round 1.

@@ -32,6 +32,9 @@ class Plan:
     key: Key
     test_truth: GroundTruth | None = None
 
+    def __post_init__(self) -> None:
+        self.algorithm.check_learner(self.learner)
+
     @property
     def clients(self) -> int:
         return len(self.train)
