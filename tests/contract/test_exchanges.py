@@ -13,7 +13,7 @@ from fedspd.testing import StrictEngine
 from fedspd.testing.subject import path_graph, run, run_rounds
 
 ENGINES = {"in-process": Simulator, "2 workers": partial(Simulator, workers=2)}
-AVERAGING = ("fedavg", "fedem", "pfedme", "ditto")  # all clients exchange all that they have
+AVERAGING = ("fedavg", "fedem", "fedper", "fedrep", "pfedme", "ditto")  # with all neighbours
 
 # On the path: 4 edges, both ways, S = 2. On the star: 5 clients, up and down.
 SENT_ON_A_PATH = {
@@ -22,10 +22,21 @@ SENT_ON_A_PATH = {
     "fedem": 16,
     "fedsoft": 8,
     "ifca": 8,
+    "facade": 16,  # a body and a head each
+    "fedper": 8,
+    "fedrep": 8,
     "pfedme": 8,
     "ditto": 8,
 }
-SENT_ON_A_STAR = {"local": 0, "fedavg": 10, "fedem": 20, "pfedme": 10, "ditto": 10}
+SENT_ON_A_STAR = {
+    "local": 0,
+    "fedavg": 10,
+    "fedem": 20,
+    "fedper": 10,
+    "fedrep": 10,
+    "pfedme": 10,
+    "ditto": 10,
+}
 
 
 def complete_graph(server: bool = False) -> Graph:
@@ -102,8 +113,11 @@ def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
     assert heads == (False, 3 * links, Q)
 
 
-def test_only_fedsofts_chances_and_the_search_for_populations_are_not_models(subject, method):
-    """FedSoft's server first asks for S numbers of each client, with S = 2."""
+def test_every_exchange_carries_models_of_the_known_size(subject, method):
+    """FedSoft's server first asks for S numbers of each client, with S = 2.
+
+    FACADE sends the body, then a head; FedPer and FedRep send the body alone.
+    """
     plan = subject.plan(server=True)
     traffic = run_rounds(Simulator(plan), graph_of(server=True), 1, 0)
     traffic.begin()
@@ -114,7 +128,16 @@ def test_only_fedsofts_chances_and_the_search_for_populations_are_not_models(sub
         assert sizes[0] == model
         assert not any(is_model for is_model, _ in sizes[1:])
         return
-    assert sizes == {"fedsoft": [(False, 8), model], "local": []}.get(method, [model])
+    head = 4 * (6 * 3 + 3)
+    body = (True, 4 * plan.learner.size - head)
+    known = {
+        "fedsoft": [(False, 8), model],
+        "facade": [body, (False, head)],
+        "fedper": [body],
+        "fedrep": [body],
+        "local": [],
+    }
+    assert sizes == known.get(method, [model])
 
 
 def test_ledger_bytes_equal_those_counted_by_hand(subjects, make_engine):
@@ -150,9 +173,13 @@ def test_star_equals_the_complete_graph_with_a_servers_weights(subject, method, 
     """FedSoft's server picks its voters, which no graph does.
 
     The two agree where it picks all clients for the only cluster. FedSPD aligns labels on a graph
-    alone.
+    alone. FACADE's server has one copy of every head, where a client on a graph has its own.
     """
-    options = {"fedsoft": {"clusters": 1, "select": 5}, "fedspd": {"align_every": 0}}
+    options = {
+        "fedsoft": {"clusters": 1, "select": 5},
+        "fedspd": {"align_every": 0},
+        "facade": {"clusters": 1},
+    }
     digests = []
     for server in (False, True):
         plan = subject.plan(task, server=server, **options.get(method, {}))
@@ -161,7 +188,10 @@ def test_star_equals_the_complete_graph_with_a_servers_weights(subject, method, 
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedem", "fedsoft", "ifca", "pfedme", "ditto"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "fedem", "fedsoft", "ifca", "facade", "fedper", "fedrep", "pfedme", "ditto"],
+)
 def test_star_gives_all_clients_the_same_shared_models(subjects, method):
     """Not so with FedSPD, where a client takes only the mean of the cluster that it trained."""
     engine = StrictEngine(subjects[method].plan(server=True))
@@ -173,5 +203,6 @@ def test_star_gives_all_clients_the_same_shared_models(subjects, method):
 def test_clients_share_the_known_number_of_models(subject, method):
     engine = run_rounds(StrictEngine(subject.plan(), [range(5)]), path_graph(), 1, 2)
     cluster_CK, _ = subject.algorithm().share(engine.runners[0].state)
-    K = {"local": 0, "fedspd-split": 1, "fedavg": 1, "pfedme": 1, "ditto": 1}.get(method, 2)
+    one = ("fedspd-split", "fedavg", "fedper", "fedrep", "pfedme", "ditto")
+    K = {"local": 0, **dict.fromkeys(one, 1)}.get(method, 2)
     assert cluster_CK.tolist() == [list(range(K))] * 5

@@ -1,7 +1,10 @@
 """The methods, one file each. METHODS maps their names in a config to their classes."""
 
+from fedspd.algorithms.facade import FACADE
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedem import FedEM
+from fedspd.algorithms.fedper import FedPer
+from fedspd.algorithms.fedrep import FedRep
 from fedspd.algorithms.fedsoft import FedSoft
 from fedspd.algorithms.fedspd import FedSPD
 from fedspd.algorithms.fedspd_split import FedSPDSplit
@@ -17,6 +20,9 @@ METHODS: dict[str, type[AnyAlgorithm]] = {
     "fedem": FedEM,
     "fedsoft": FedSoft,
     "ifca": IFCA,
+    "facade": FACADE,
+    "fedper": FedPer,
+    "fedrep": FedRep,
     "pfedme": PFedMe,
     "local": Local,
 }

@@ -47,7 +47,7 @@ def log_label_frequency(weight_CSE: Tensor, data: Block) -> Tensor:
     for c, y in enumerate(data.y):
         _, index_E = torch.unique(y, return_inverse=True)
         n, weight_SE = len(y), weight_CSE[c, :, : len(y)].double()
-        prior_L = SMOOTHING * torch.bincount(index_E) / n
+        prior_L = SMOOTHING * torch.bincount(index_E).double() / n
         count_SL = prior_L.repeat(len(weight_SE), 1).index_add(1, index_E, weight_SE)
         frequency_SL = count_SL / count_SL.sum(1, keepdim=True)
         frequency_CSE[c, :, :n] = frequency_SL.log()[:, index_E]

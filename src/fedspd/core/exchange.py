@@ -6,7 +6,7 @@ and one of its senders, itself included.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -127,6 +127,37 @@ class Neighbourhood:
         all_CS = torch.arange(centers_CSP.shape[1]).expand(len(centers_CSP), -1)
         mean = self.mean(all_CS)
         return torch.where(mean.received_CM[:, :, None], mean.model_CMP, centers_CSP)
+
+    def with_own(self, cluster_CS: Tensor, model_CSP: Tensor, weight_CS: Tensor) -> "Neighbourhood":
+        """Return the answer with models of each client's own, which it did not offer.
+
+        In every mean they count as the client's own model; no other client sees them. The answer
+        is good for means alone.
+        """
+        (C, S), (N, K) = cluster_CS.shape, self.offers.cluster_CK.shape
+        receiver_H, sender_H = self.receiver_H, self.sender_H
+        if self.is_same_for_all:  # so far
+            receiver_H, sender_H = np.repeat(np.arange(C), len(sender_H)), np.tile(sender_H, C)
+        offers, own_A = self.offers, np.repeat(np.arange(C), S)  # the client of each own model
+        tables = (
+            (offers.cluster_CK, cluster_CS),
+            (offers.model_CKP, model_CSP),
+            (offers.weight_CK, weight_CS),
+        )  # every model becomes a sender of one model
+        cluster, model, weight = (
+            torch.cat([a.flatten(0, 1), b.flatten(0, 1).to(a)])[:, None] for a, b in tables
+        )
+        want = offers.want_CM[:1].expand(len(cluster), -1)
+        sender = (sender_H[:, None] * K + np.arange(K)).flatten()
+        return replace(
+            self,
+            receiver_H=np.concatenate([np.repeat(receiver_H, K), own_A]),
+            sender_H=np.concatenate([sender, N * K + np.arange(C * S)]),
+            sender_ids=np.concatenate([np.repeat(self.sender_ids, K), self.clients[own_A]]),
+            offers=Exchange(cluster, model, weight, want, is_model=offers.is_model),
+            degree_N=np.concatenate([np.repeat(self.degree_N, K), self.degree_C[own_A]]),
+            is_same_for_all=False,
+        )
 
     def largest(self) -> Tensor:
         """Return each client's offer with the largest first number, its own included.

@@ -141,10 +141,10 @@ class Peer:
 
     async def _join(self) -> None:
         """Take a newcomer's first models from its neighbours, in the round that they are in."""
-        clusters = await asyncio.to_thread(self._find_shared_clusters)
+        clusters, size = await asyncio.to_thread(self._find_shared)
         answers = []
         for neighbour in self.detector.live_neighbours() if clusters else ():
-            if offer := await self.protocol.fetch_shared(neighbour.name, clusters):
+            if offer := await self.protocol.fetch_shared(neighbour.name, clusters, size):
                 weights = (1.0,) * len(offer.clusters)
                 announcement = Announcement(0, JOINING, offer.clusters, weights, (), 0, 0)
                 answers.append(Answer(neighbour.client, announcement, offer))
@@ -154,21 +154,23 @@ class Peer:
                 "Start it again when a neighbour is up."
             )
         t = self.detector.confirmed_round()
-        await asyncio.to_thread(self._set_first_state, t, clusters, answers)
+        await asyncio.to_thread(self._set_first_state, t, clusters, size, answers)
         log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
 
-    def _find_shared_clusters(self) -> tuple[int, ...]:
-        """Return the clusters that this method gives to a newcomer; none if it shares nothing."""
+    def _find_shared(self) -> tuple[tuple[int, ...], int]:
+        """Return the clusters that this method gives to a newcomer, and the size of a model."""
         plan = self.runner.plan
         state = plan.algorithm.begin(plan.learner, plan.train, plan.key)
-        cluster_CK, _ = plan.algorithm.share(state)
-        return tuple(cluster_CK[0].tolist())
+        cluster_CK, model_CKP = plan.algorithm.share(state)
+        return tuple(cluster_CK[0].tolist()), model_CKP.shape[2]
 
-    def _set_first_state(self, t: int, clusters: tuple[int, ...], answers: list[Answer]) -> None:
+    def _set_first_state(
+        self, t: int, clusters: tuple[int, ...], size: int, answers: list[Answer]
+    ) -> None:
         plan, K = self.runner.plan, len(clusters)
         exchange = Exchange(
             cluster_CK=torch.full((1, K), NO_CLUSTER),
-            model_CKP=torch.zeros(1, K, plan.learner.size, dtype=plan.learner.dtype),
+            model_CKP=torch.zeros(1, K, size, dtype=plan.learner.dtype),
             weight_CK=torch.zeros(1, K),
             want_CM=torch.tensor([clusters], dtype=torch.long),
         )

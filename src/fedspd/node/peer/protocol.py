@@ -197,9 +197,9 @@ class ExchangeProtocol:
             task.cancel()
         return {name: result.answer for name, result in received.items()}
 
-    async def fetch_shared(self, name: str, clusters: tuple[int, ...]) -> Offer | None:
+    async def fetch_shared(self, name: str, clusters: tuple[int, ...], size: int) -> Offer | None:
         """Return the models that a neighbour gives to a newcomer; None unless it gives all."""
-        request = Request(0, JOINING, clusters, self.runner.plan.learner.size)
+        request = Request(0, JOINING, clusters, size)
         offer = await self._retry(
             name,
             lambda: self.transport.fetch(name, request, self.timeouts.max_deadline),
