@@ -71,6 +71,36 @@ def test_finetuning_runs_local_epochs_at_half_the_first_rate(network):
     )
 
 
+def tuned_from_zero(network, y: list[list[float]], lr: float, **options):
+    """Clients at w = 0 without neighbours, after one epoch of fine-tuning; and the steps taken."""
+    training = TrainingOptions(lr=lr, momentum=0, batch=1000, epochs=1, decay=1)
+    targets = [column(*own) for own in y]
+    x, apart = [torch.ones_like(own) for own in targets], Graph.from_edges(len(y), [])
+    net = network(FedAvg(finetune=1, **options), x, targets, apart, training=training)
+    net.state = type(net.state)(torch.zeros_like(net.state.model_CP), net.state.loss_C)
+    report = net.simulator.finish(1)
+    return net.state.model_CP.flatten().tolist(), report.steps
+
+
+def test_interpolation_ends_where_cross_validation_says(network):
+    """At a rate of 2, one step goes from 0 to twice the mean target: half-way is right.
+
+    One example cannot be divided, and what half of the targets 5 and -5 learn misleads: a = 0.
+    Steps: one on all examples, and one on each half that has any.
+    """
+    y = [[1, 1, 1, 1], [1], [5, 5, -5, -5]]
+    models, steps = tuned_from_zero(network, y, lr=4, interpolate="cv")
+    assert models == [1, 0, 0]
+    assert steps == 3 + 2 + 3
+    assert tuned_from_zero(network, y, lr=4) == ([2, 2, 0], 3)
+
+
+def test_interpolation_keeps_the_tuned_model_where_it_is_best(network):
+    y = [[1.0, 1.1, 0.9, 1.0], [3.0, 3.0, 3.1]]
+    models, _ = tuned_from_zero(network, y, lr=0.2, interpolate="cv")
+    assert models == tuned_from_zero(network, y, lr=0.2)[0]
+
+
 def test_clients_start_from_one_model_and_predict_with_their_own(network):
     net = network(FedAvg(), [column(1), column(2)], [column(1), column(1)], Graph.from_edges(2, []))
     w = net.state.model_CP

@@ -90,6 +90,42 @@ def test_run_refuses_a_model_that_does_not_fit_before_it_writes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def with_two_linear_layers(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+def with_a_convolution_alone(shape, classes):
+    return nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())
+
+
+def test_run_refuses_a_head_that_does_not_exist_before_it_writes(tmp_path):
+    unknown = r"^model\.head = '2': not a linear layer of the model; expected one of: 1, 3\."
+    with pytest.raises(ConfigError, match=unknown):
+        fedspd.run(
+            TINY | {"model": {"head": "2"}}, model=with_two_linear_layers, out=tmp_path / "a"
+        )
+    without = r"^model\.head: the model has no linear layer; expected one as its head\."
+    training = TINY["training"] | {"head_rate": 2.0}
+    for needy in ({"method": "facade"}, {"method": "fedrep"}, {"training": training}):
+        with pytest.raises(ConfigError, match=without):
+            fedspd.run(TINY | needy, model=with_a_convolution_alone, out=tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_without_a_head_takes_any_model():
+    result = fedspd.run(TINY | {"method": "fedavg"}, model=with_a_convolution_alone)
+    assert result.summary["models_sent"] > 0
+
+
+def test_head_of_the_config_is_the_one_that_stays_at_home():
+    sizes = []
+    for head in (None, "1"):
+        config = TINY | {"method": "fedper", "model": {"head": head}}
+        result = fedspd.run(config, model=with_two_linear_layers)
+        sizes.append(result.events()[0]["traffic"][0]["model_bytes"])
+    assert sizes == [4 * (64 * 8 + 8), 4 * (8 * 10 + 10)]
+
+
 def test_resume_needs_a_folder_and_the_same_config_or_none(result):
     with pytest.raises(ConfigError, match="resume = True: expected the folder of the run as out"):
         fedspd.run(TINY, resume=True)

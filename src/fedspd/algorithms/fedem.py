@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.label_score import Score, check_score, log_label_frequency
+from fedspd.algorithms.label_score import Score, check_score, scored
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -44,7 +44,7 @@ class FedEM(Algorithm[State]):
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
         even_CS = torch.full((len(data), self.clusters), 1 / self.clusters, dtype=torch.double)
-        return with_loss(learner, draws_SP.repeat(len(data), 1, 1), even_CS, data)
+        return with_loss(learner, draws_SP.repeat(len(data), 1, 1), even_CS, data, self.score)
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         posterior_CSE = posterior(state.mixture_CS, state.losses_CSE, data)  # E step: q_k(s)
@@ -57,13 +57,7 @@ class FedEM(Algorithm[State]):
         weight_CS = data.counts_C[:, None].expand(-1, self.clusters)
         neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
         centers_CSP = neighbourhood.mean(all_CS).model_CMP
-        return with_loss(learner, centers_CSP, mixture_CS, data, self._shift(posterior_CSE, data))
-
-    def _shift(self, posterior_CSE: Tensor, data: Block) -> Tensor | None:
-        """Return what the score adds to the losses: log q_s(y), or nothing."""
-        if self.score == "loss":
-            return None
-        return log_label_frequency(posterior_CSE, data)
+        return with_loss(learner, centers_CSP, mixture_CS, data, self.score)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         """Return log sum_s pi_is softmax(c_is(x)), whose cross entropy is a likelihood."""
@@ -82,12 +76,11 @@ class FedEM(Algorithm[State]):
         """Take the centers as received, and fit the mixture alone by EM."""
         first = self.begin(learner, data, key)
         centers_CSP, mixture_CS = neighbourhood.average_centers(first.centers_CSP), first.mixture_CS
-        losses_CSE, shift_CSE = learner.losses(centers_CSP, data), None
+        state = with_loss(learner, centers_CSP, mixture_CS, data, self.score)
         for _ in range(NEWCOMER_STEPS):
-            posterior_CSE = posterior(mixture_CS, shifted(losses_CSE, shift_CSE), data)
+            posterior_CSE = posterior(mixture_CS, state.losses_CSE, data)
             mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]
-            shift_CSE = self._shift(posterior_CSE, data)
-        return with_loss(learner, centers_CSP, mixture_CS, data, shift_CSE)
+        return with_loss(learner, centers_CSP, mixture_CS, data, self.score)
 
 
 def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
@@ -103,23 +96,14 @@ def log_joint(mixture_CS: Tensor, losses_CSE: Tensor) -> Tensor:
     return mixture_CS.log()[:, :, None] - loss_CSE
 
 
-def shifted(losses_CSE: Tensor, shift_CSE: Tensor | None) -> Tensor:
-    """Return the losses with a shift of the score, if there is one."""
-    return losses_CSE if shift_CSE is None else losses_CSE + shift_CSE.to(losses_CSE)
-
-
 def with_loss(
-    learner: Learner,
-    centers_CSP: Tensor,
-    mixture_CS: Tensor,
-    data: Block,
-    shift_CSE: Tensor | None = None,
+    learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block, score: Score = "loss"
 ) -> State:
-    """Return the state of these centers and mixtures; the shift is part of the score alone."""
+    """Return the state of these centers and mixtures; the likelihood is never label-adjusted."""
     losses_CSE = learner.losses(centers_CSP, data)
-    joint_CSE = log_joint(mixture_CS, losses_CSE)
-    loss_C = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0.0).sum(1) / data.counts_C
-    score_CSE = shifted(losses_CSE, shift_CSE)
+    loss_CE = -log_joint(mixture_CS, losses_CSE).logsumexp(1)
+    loss_C = torch.where(data.present_CE, loss_CE, 0.0).sum(1) / data.counts_C
+    score_CSE = scored(score, losses_CSE, learner, centers_CSP, data)
     likeliest_CE = log_joint(mixture_CS, score_CSE).argmax(1)
     assignment_CE = torch.where(data.present_CE, likeliest_CE, -1)
     return State(centers_CSP, mixture_CS, score_CSE, assignment_CE, loss_C)

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedspd.algorithms.alignment import first_notes, new_labels
-from fedspd.algorithms.label_score import Score, check_score, log_label_frequency
+from fedspd.algorithms.label_score import Score, check_score, scored
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -265,11 +265,8 @@ def shares(assignment_CE: Tensor, clusters: int) -> Tensor:
 def cluster_examples(learner: Learner, state: State, data: Block, score: Score = "loss") -> State:
     """Assign every example to the center with the least loss; ties go to the lowest label."""
     losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    score_CSE = losses_CSE
-    if score == "label-adjusted":
-        labels_S1 = torch.arange(state.mixture_CS.shape[1])[:, None]
-        is_in_CSE = state.assignment_CE[:, None] == labels_S1
-        score_CSE = losses_CSE + log_label_frequency(is_in_CSE, data)
+    score_CSE = scored(score, losses_CSE, learner, state.centers_CSP, data)
+    score_CSE = score_CSE.nan_to_num(nan=torch.inf, posinf=torch.inf)
     best_CE = torch.where(data.present_CE, score_CSE.argmin(1), -1)
     # A first draw explains nothing, so examples stay where they are until every cluster that the
     # client can choose has been trained.

@@ -1,13 +1,15 @@
 """The label-adjusted score of examples (FedRC; Guo et al.; ICML 2024).
 
 FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering.
-A likelihood p_s(y | x) is divided by q_s(y), the frequency of the label among the examples of the
-cluster, so that a cluster does not attract examples just because it knows their label. The paper
-counts over all clients; here each client counts its own examples, and counts never leave it.
+A likelihood p_s(y | x) is divided by q_s(y), the frequency of the label in the cluster, so that a
+cluster does not attract examples just because it knows their label. The paper counts labels over
+all clients at its server. Here q_s(y) is the mean of p_s(y | x) over the client's own examples: a
+center that has learned a label from few examples predicts it rarely, and nothing more is sent.
 
-Shapes: C clients, S clusters, E examples, L labels that a client has.
+Shapes: C clients, S clusters, P parameters of a model, E examples, K classes.
 """
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -18,7 +20,7 @@ from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError
 from fedspd.core.learner import Learner
 
-SMOOTHING = 1.0  # examples with the client's own label frequencies, added to every cluster
+LEAST_FREQUENCY = 1e-3  # added to q_s(y): no label counts as rarer
 
 Score = Annotated[
     Literal["loss", "label-adjusted"],
@@ -29,7 +31,7 @@ Score = Annotated[
 ]
 
 
-def check_score(score: str, method: str, learner: Learner) -> None:
+def check_score(score: Score, method: str, learner: Learner) -> None:
     """Refuse a score that needs labels where targets are numbers."""
     if score == "label-adjusted" and not learner.classifies:
         raise ConfigError(
@@ -37,18 +39,22 @@ def check_score(score: str, method: str, learner: Learner) -> None:
         )
 
 
-def log_label_frequency(weight_CSE: Tensor, data: Block) -> Tensor:
-    """Return log q_s(y) of every example's label; 0 where there is no example.
+def scored(
+    score: Score, losses_CSE: Tensor, learner: Learner, centers_CSP: Tensor, data: Block
+) -> Tensor:
+    """Return the losses of the centers, adjusted where the score says so."""
+    if score == "loss":
+        return losses_CSE
+    score_CSE = losses_CSE.clone()
+    with learner.timed("losses"):
+        for c, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+            for s, center_P in enumerate(centers_CSP[c]):
+                frequency_K = log_label_frequency(learner.outputs(center_P, x))
+                score_CSE[c, s, : len(y)] += frequency_K[y].to(score_CSE)
+    return score_CSE
 
-    weight_CSE is how much of each example belongs to each cluster. Where a cluster has few
-    examples, q_s is near the label frequencies of all the client's examples.
-    """
-    frequency_CSE = torch.zeros_like(weight_CSE, dtype=torch.double)
-    for c, y in enumerate(data.y):
-        _, index_E = torch.unique(y, return_inverse=True)
-        n, weight_SE = len(y), weight_CSE[c, :, : len(y)].double()
-        prior_L = SMOOTHING * torch.bincount(index_E).double() / n
-        count_SL = prior_L.repeat(len(weight_SE), 1).index_add(1, index_E, weight_SE)
-        frequency_SL = count_SL / count_SL.sum(1, keepdim=True)
-        frequency_CSE[c, :, :n] = frequency_SL.log()[:, index_E]
-    return frequency_CSE
+
+def log_label_frequency(output_EK: Tensor) -> Tensor:
+    """Return log q_K, the log of the mean probability of every class over the examples."""
+    log_mean_K = output_EK.double().log_softmax(1).logsumexp(0) - math.log(len(output_EK))
+    return torch.logaddexp(log_mean_K, torch.tensor(LEAST_FREQUENCY, dtype=torch.double).log())
