@@ -328,10 +328,14 @@ def test_newcomer_takes_the_models_of_its_neighbours_and_takes_part(tmp_path: Pa
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedem", "fedsoft", "ifca", "pfedme", "local"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedem", "fedsoft", "ifca", "facade", "fedper", "pfedme", "local"]
+)
 def test_newcomer_joins_with_any_method(tmp_path: Path, method: str) -> None:
-    """A method shares one model, all clusters or nothing, even if clusters = 2 by default."""
+    """A method shares one model, its body, all clusters or nothing, even if clusters = 2."""
     model, training = {"name": "linear"}, {"epochs": 1}
+    if method in ("facade", "fedper"):  # a body needs another layer
+        model = {"name": "mlp", "hidden": 4}
     config = build_config(method, clusters=2, rounds=20, model=model, training=training)
     plant = Plant(config, tmp_path)
     run_peers(run_with_newcomer(plant))
