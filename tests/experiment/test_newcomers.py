@@ -38,7 +38,8 @@ def test_newcomers_score_the_same_with_any_number_of_workers(method):
     senders = {(i, j) for i, j in with_two["newcomers"]["edges"]}
     assert len(senders) == 6
     assert all(i < 6 <= j for i, j in senders)
-    clusters = {"fedspd-split": 1, "fedavg": 1, "pfedme": 1, "local": 0}.get(method, 2)
+    one = ("fedspd-split", "fedavg", "fedper", "fedrep", "pfedme")
+    clusters = {"local": 0, **dict.fromkeys(one, 1)}.get(method, 2)
     assert with_two["newcomers"]["models"] == 2 * 3 * clusters  # two newcomers, three neighbours
 
 

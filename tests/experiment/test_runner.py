@@ -106,7 +106,8 @@ def test_run_refuses_a_head_that_does_not_exist_before_it_writes(tmp_path):
         )
     without = r"^model\.head: the model has no linear layer; expected one as its head\."
     training = TINY["training"] | {"head_rate": 2.0}
-    for needy in ({"method": "facade"}, {"method": "fedrep"}, {"training": training}):
+    methods = [{"method": name} for name in ("facade", "fedrep", "fedspd-split")]
+    for needy in (*methods, {"method": "fedavg", "training": training}):
         with pytest.raises(ConfigError, match=without):
             fedspd.run(TINY | needy, model=with_a_convolution_alone, out=tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

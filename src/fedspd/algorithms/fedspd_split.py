@@ -88,6 +88,9 @@ class FedSPDSplit(Algorithm[State]):
         """V and every D_s."""
         return 1 + self.cluster_limit
 
+    def check_learner(self, learner: Learner) -> None:
+        _ = learner.cut
+
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S, split = len(data), self.cluster_limit, learner.split(self.cluster_limit)
         model_CP = learner.draw(key.of("model", 0)).repeat(C, 1)
