@@ -6,14 +6,23 @@ Shapes: N clients, K models offered by each, M clusters wanted by each.
 import numpy as np
 
 from fedspd.core.graph import Graph
-from fedspd.core.ledger import CLUSTER_ID_BYTES, HEADER_BYTES, SERVER, Traffic, traffic
+from fedspd.core.ledger import (
+    CLUSTER_ID_BYTES,
+    HEADER_BYTES,
+    NO_CLUSTER,
+    SERVER,
+    Traffic,
+    traffic,
+)
 
 PATH = Graph.from_edges(3, [(0, 1), (1, 2)])
 STAR = Graph.from_edges(3, [(0, 1), (0, 2), (1, 2)], server=True)
 
 
-def count(graph: Graph, offered: list[list[int]], wanted: list[list[int]]) -> Traffic:
-    return traffic(graph, np.array(offered), np.array(wanted), model_bytes=1000)
+def count(
+    graph: Graph, offered: list[list[int]], wanted: list[list[int]], is_model: bool = True
+) -> Traffic:
+    return traffic(graph, np.array(offered), np.array(wanted), 1000, is_model)
 
 
 def models(sent: Traffic) -> set[tuple[int, ...]]:
@@ -89,9 +98,23 @@ def test_server_has_no_mean_of_a_cluster_that_no_one_offered():
     assert sent.copies == 3 + 1
 
 
+def test_traffic_of_few_numbers_lists_no_transfers():
+    numbers = count(PATH, [[5], [5], [6]], [[5], [5], [6]], is_model=False).as_json()
+    assert numbers["transfers"] == 2
+    assert "models" not in numbers
+
+
+def test_offer_of_no_cluster_goes_to_no_one():
+    """A wish for no cluster is not met by an offer of none, on a path nor on a star."""
+    none = [[5, NO_CLUSTER]] * 3
+    assert len(count(PATH, none, none).transfer_T3) == 4
+    assert len(count(STAR, none, none).transfer_T3) == 6
+
+
 def test_traffic_as_json_has_every_field():
     assert count(PATH, [[5], [5], [6]], [[5], [5], [6]]).as_json() == {
         "models": [[1, 0, 5], [0, 1, 5]],
+        "transfers": 2,
         "model_bytes": 1000,
         "announcements": 4,
         "announcement_bytes": HEADER_BYTES + 2 * CLUSTER_ID_BYTES,
