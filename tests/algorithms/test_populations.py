@@ -192,7 +192,8 @@ def test_corners_are_those_of_an_exact_successive_projection():
     z_NM = torch.tensor(rng.dirichlet([1, 1, 1], 30) @ corner_SM)
     z_NM = z_NM - z_NM.mean(0)
     clusters = torch.full((30,), 3)
-    found = solve(lambda data: find_corners(z_NM, clusters, 3, data), Graph.complete(30))
+    search = lambda data: find_corners(z_NM, clusters, 3, data)  # noqa: E731
+    found, _ = solve(search, Graph.complete(30))
     assert torch.allclose(found[0], successive_projection(z_NM, 3))
     assert torch.equal(found, found[:1].expand_as(found))
 
@@ -202,7 +203,7 @@ def test_first_mixture_prefers_the_nearest_corner_and_uses_no_other_cluster():
     clusters = torch.full((4,), 2)
 
     def search(data):
-        corner_NSM = yield from find_corners(z_NM, clusters, 4, data)
+        corner_NSM, _ = yield from find_corners(z_NM, clusters, 4, data)
         return (yield from first_mixture(z_NM, corner_NSM, clusters, data))
 
     u_NS = solve(search, Graph.complete(4))
@@ -225,7 +226,7 @@ def test_all_vectors_zero_find_nothing():
         z_NM = (V_NMQ * d_NQ[:, None]).sum(2)
         clusters = yield from choose_clusters(z_NM, d_NQ, data)
         two = torch.full((6,), 2)
-        corner_NSM = yield from find_corners(z_NM, two, 2, data)
+        corner_NSM, _ = yield from find_corners(z_NM, two, 2, data)
         return clusters, corner_NSM, (yield from first_mixture(z_NM, corner_NSM, two, data))
 
     clusters, corner_NSM, u_NS = solve(search, graph)

@@ -23,6 +23,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedspd.algorithms.final_phase import tune_half_way
+from fedspd.algorithms.labellings import (
+    NO_LABELLING,
+    best_labelling,
+    exchange_body,
+    exchange_heads,
+    left_alone,
+    mean_of_any_cluster,
+    own_labelling,
+    pack_labelling,
+    unpack_labelling,
+    watched,
+)
 from fedspd.algorithms.populations import (
     choose_clusters,
     find_corners,
@@ -41,7 +53,6 @@ from fedspd.core.heads import (
 )
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.core.ledger import NO_CLUSTER
 
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
@@ -56,6 +67,7 @@ class State:
     log_prior_CK: Tensor  # log pi_i + log K: 0 where all labels are alike
     losses_CSE: Tensor  # of every example under every cluster
     clusters_C: Tensor  # S as it was found; 1 before the split
+    labelling_C: Tensor  # which cluster is which (labellings.py); -1: the client joins one
     assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
     loss_C: Tensor  # mean negative log-likelihood
 
@@ -91,6 +103,10 @@ class FedSPDSplit(Algorithm[State]):
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
 
+    def size_limit(self, learner: Learner) -> int:
+        """Return the length of what a newcomer gets; no exchange of a round has more."""
+        return learner.size + self.cluster_limit * learner.split(1).head_size + 3
+
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S, split = len(data), self.cluster_limit, learner.split(self.cluster_limit)
         model_CP = learner.draw(key.of("model", 0)).repeat(C, 1)
@@ -103,9 +119,14 @@ class FedSPDSplit(Algorithm[State]):
             torch.stack(priors).to(model_CP),
             torch.zeros(C, S, data.width, dtype=learner.dtype),
             torch.ones(C, dtype=torch.long),
+            torch.full((C,), NO_LABELLING if self._splits(data) else 0),
             torch.where(data.present_CE, 0, -1),
             torch.full((C,), torch.nan, dtype=torch.double),
         )
+
+    def _splits(self, data: Block) -> bool:
+        """Return whether the run is long enough for a split, and one is wanted."""
+        return self.cluster_limit > 1 and data.rounds > self.warmup
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if key.round <= self.warmup:
@@ -123,10 +144,13 @@ class FedSPDSplit(Algorithm[State]):
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
         mean_CP = answer.mean(only_C1).model_CMP[:, 0]
         state = replace(state, model_CP=mean_CP)
-        if key.round < self.warmup or self.cluster_limit == 1 or data.rounds <= self.warmup:
+        if key.round < self.warmup or not self._splits(data):
             return state
         d_CQ = learner.cut.head(trained_CP - mean_CP)
-        return (yield from self._find_populations(state, d_CQ, data, key))
+        search = self._find_populations(state, d_CQ, data, key)
+        state, alone_C = yield from watched(search, left_alone(answer))
+        own_C = own_labelling(data.clients, state.clusters_C)
+        return replace(state, labelling_C=torch.where(alone_C, own_C, state.labelling_C))
 
     def _find_populations(self, state: State, d_CQ: Tensor, data: Block, key: Key) -> Round[State]:
         """Step 2: clusters are the corners of the cloud of the clients' heads."""
@@ -136,7 +160,8 @@ class FedSPDSplit(Algorithm[State]):
         clusters_C = torch.full((len(data),), self.clusters)
         if not self.clusters:
             clusters_C = yield from choose_clusters(z_CM, d_CQ, data)
-        corner_CSM = yield from find_corners(z_CM, clusters_C, self.cluster_limit, data)
+        found = yield from find_corners(z_CM, clusters_C, self.cluster_limit, data)
+        corner_CSM, labelling_C = found
         mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
         offsets = [4 * corner_SM @ V_MQ for corner_SM, V_MQ in zip(corner_CSM, V_CMQ, strict=True)]
         return replace(
@@ -144,6 +169,7 @@ class FedSPDSplit(Algorithm[State]):
             offsets_CSQ=torch.stack(offsets),
             mixture_CS=mixture_CS,
             clusters_C=clusters_C,
+            labelling_C=labelling_C,
         )
 
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
@@ -154,9 +180,15 @@ class FedSPDSplit(Algorithm[State]):
         cut = learner.cut
         body_CB = yield from self._exchange_body(cut, trained.model_CP, state, data, key)
         heads_CKQ = torch.cat([cut.head(trained.model_CP)[:, None], trained.offsets_CSQ], 1)
-        mean_CKQ = yield from self._exchange_heads(heads_CKQ, state, data)
-        model_CP = cut.join(body_CB, mean_CKQ[:, 0])
-        return replace(state, model_CP=model_CP, offsets_CSQ=mean_CKQ[:, 1:])
+        found = yield from exchange_heads(heads_CKQ, state.clusters_C, state.labelling_C, data)
+        state = replace(
+            state,
+            model_CP=cut.join(body_CB, found.heads_CKQ[:, 0]),
+            offsets_CSQ=found.heads_CKQ[:, 1:],
+            clusters_C=found.clusters_C,
+            labelling_C=found.labelling_C,
+        )
+        return fit_mixture(learner, state, data, found.has_joined_C.nonzero()[:, 0].tolist())
 
     def _train(
         self,
@@ -183,16 +215,6 @@ class FedSPDSplit(Algorithm[State]):
             offsets_CSQ[rows, : offsets.shape[1]] = offsets
         return replace(state, model_CP=model_CP, offsets_CSQ=offsets_CSQ)
 
-    def _exchange_heads(self, heads_CKQ: Tensor, state: State, data: Block) -> Round[Tensor]:
-        """Average V and every D_s with all neighbours, each under its own index."""
-        K = heads_CKQ.shape[1]
-        used_C = torch.where(state.clusters_C > 1, state.clusters_C, 0)
-        index_CK = torch.arange(K).expand(len(data), -1)
-        index_CK = torch.where(index_CK <= used_C[:, None], index_CK, NO_CLUSTER)
-        weight_CK = data.counts_C[:, None].expand_as(index_CK)
-        answer = yield Exchange(index_CK, heads_CKQ, weight_CK, index_CK, is_model=False)
-        return answer.mean(index_CK).model_CMP
-
     def _exchange_body(
         self, cut: Cut, model_CP: Tensor, state: State, data: Block, key: Key
     ) -> Round[Tensor]:
@@ -205,8 +227,8 @@ class FedSPDSplit(Algorithm[State]):
             pairs = zip(data.clients, state.mixture_CS, strict=True)
             draws = [torch.multinomial(u, 1, generator=key.of(i, "pick").torch()) for i, u in pairs]
             picked_C1 = torch.stack(draws)
-        answer = yield Exchange(picked_C1, body_CB[:, None], data.counts_C[:, None], picked_C1)
-        return answer.mean(picked_C1).model_CMP[:, 0]
+        exchange = exchange_body(body_CB, picked_C1, state.labelling_C, self.cluster_limit, data)
+        return (yield from exchange)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         """Step 4: fine-tune, and go back as far as cross-validation on two halves says."""
@@ -262,30 +284,36 @@ class FedSPDSplit(Algorithm[State]):
         ]
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:
-        """Body, V, D and S as one vector."""
-        parts = (state.model_CP, state.offsets_CSQ.flatten(1), state.clusters_C[:, None])
+        """Body, V, D, S and the labelling as one vector."""
+        labelling_C2 = pack_labelling(state.labelling_C)
+        parts = (
+            state.model_CP,
+            state.offsets_CSQ.flatten(1),
+            state.clusters_C[:, None],
+            labelling_C2,
+        )
         shared_CX = torch.cat([part.to(state.model_CP) for part in parts], 1)
         return torch.zeros(len(shared_CX), 1, dtype=torch.long), shared_CX[:, None]
 
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
-        """Take the mean of what neighbours share; fit the mixture to one's own examples by EM."""
+        """Take the mean of what neighbours of the best labelling share; fit the mixture by EM."""
         first = self.begin(learner, data, key)
         _, own_C1X = self.share(first)
-        shared_CX = neighbourhood.average_centers(own_C1X)[:, 0]
+        offers = neighbourhood.offers
+        note_N = unpack_labelling(offers.model_CKP[:, 0, -2:])
+        answer = replace(neighbourhood, offers=replace(offers, note_C=note_N))
+        best_C = best_labelling(answer)
+        mean = mean_of_any_cluster(answer, best_C)
+        shared_CX = torch.where(mean.received_CM, mean.model_CMP[:, 0], own_C1X[:, 0])
         P, size = learner.size, first.offsets_CSQ.flatten(1).shape[1]
-        clusters_C = shared_CX[:, -1].round().long().clamp(1, self.cluster_limit)
-        is_used_CS = torch.arange(self.cluster_limit) < clusters_C[:, None]
         state = replace(
             first,
             model_CP=shared_CX[:, :P],
             offsets_CSQ=shared_CX[:, P : P + size].view_as(first.offsets_CSQ),
-            clusters_C=clusters_C,
-            mixture_CS=is_used_CS.double() / clusters_C[:, None],
+            clusters_C=shared_CX[:, P + size].round().clamp(1, self.cluster_limit).long(),
+            labelling_C=torch.where(mean.received_CM[:, 0], best_C, first.labelling_C),
         )
-        state = with_losses(learner, state, data)
-        for _ in range(NEWCOMER_STEPS):
-            state = replace(state, mixture_CS=shares(posterior(state, data), state, data))
-        return with_losses(learner, state, data)
+        return fit_mixture(learner, state, data, list(range(len(data))))
 
     def _log_prior(self, y: Tensor, classes: int) -> Tensor:
         """log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
@@ -303,6 +331,23 @@ def prior_strength(count_K: Tensor) -> float:
     per_label_GK = torch.lgamma(count_K + grid[:, None] / K) - torch.lgamma(grid[:, None] / K)
     fit_G = torch.lgamma(grid) - torch.lgamma(n + grid) + per_label_GK.sum(1)
     return float(grid[fit_G.argmax()])
+
+
+def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int]) -> State:
+    """Return the state with the mixture of some clients fitted to their own examples, by EM."""
+    if not rows:
+        return state
+    own, block = rows_of(state, rows), data.select(rows)
+    is_used_CS = torch.arange(own.mixture_CS.shape[1]) < own.clusters_C[:, None]
+    own = replace(own, mixture_CS=is_used_CS.double() / own.clusters_C[:, None])
+    own = with_losses(learner, own, block)
+    for _ in range(NEWCOMER_STEPS):
+        own = replace(own, mixture_CS=shares(posterior(own, block), own, block))
+    own = with_losses(learner, own, block)
+    tables = {field.name: getattr(state, field.name).clone() for field in fields(State)}
+    for name, table in tables.items():
+        table[rows] = getattr(own, name)
+    return State(**tables)
 
 
 def groups(state: State, data: Block) -> Iterator[tuple[int, list[int], State]]:

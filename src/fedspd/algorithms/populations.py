@@ -8,18 +8,23 @@ means are by accelerated gossip, all maxima by gossip over as many hops as the d
 Shapes: C clients, M directions, Q length of d_i, S clusters, X length of any vector.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from fedspd.algorithms.labellings import name_labelling
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
-from fedspd.core.exchange import Exchange
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.robust import ROBUST
 
 ITERATIONS = 5  # of the orthogonal iteration
 EXCHANGES = 12  # of one network mean
 LAMBDA = 0.96  # bound on the second eigenvalue of W, of the Chebyshev recursion
+ATTEMPTS = 3  # under a robust rule: farthest points that are tried for one corner
+NEAR = 0.5  # of a corner's norm: within it, another client confirms the corner
 LEAST_RATIO = 2.0  # of two eigenvalues in a row that separate populations from noise
 
 
@@ -32,31 +37,59 @@ def neighbourhood_mean(x_CMX: Tensor, data: Block) -> Round[tuple[Tensor, bool]]
 
 
 def network_mean(x_CMX: Tensor, data: Block) -> Round[Tensor]:
-    """Return every client's estimate of the mean over the network, by a Chebyshev recursion.
+    """Return every client's estimate of the mean over the network."""
+    mean_CMX, _ = yield from gossip_mean(x_CMX, data)
+    return mean_CMX
+
+
+def gossip_mean(x_CMX: Tensor, data: Block) -> Round[tuple[Tensor, bool]]:
+    """Return the mean over the network by a Chebyshev recursion, and whether the rule is linear.
 
     A robust mean is not linear, so that the recursion does not hold: it is applied as often.
     """
     before, (now, is_linear) = x_CMX, (yield from neighbourhood_mean(x_CMX, data))
     if data.diameter <= 1:
-        return now
+        return now, is_linear
     a, b = 1.0, 1 / LAMBDA
     for _ in range(EXCHANGES - 1):
         mean, _ = yield from neighbourhood_mean(now, data)
         c = 2 * b / LAMBDA - a
         following = (2 * b / (LAMBDA * c)) * mean - (a / c) * before if is_linear else mean
         before, now, a, b = now, following, b, c
-    return now
+    return now, is_linear
 
 
-def network_largest(offer_CX: Tensor, data: Block) -> Round[Tensor]:
-    """Return the offer with the largest first number; of several, that with the least second."""
+def network_largest(offer_CX: Tensor, data: Block, limit_C: Tensor | None = None) -> Round[Tensor]:
+    """Return the offer with the largest first number; of several, that with the least second.
+
+    Offers whose first number is not below the client's limit do not count.
+    """
+    if limit_C is not None:
+        offer_CX = _without(offer_CX, limit_C)
     first_C1 = torch.zeros(len(data), 1, dtype=torch.long)
     for _ in range(data.diameter):
         answer = yield Exchange(
             first_C1, offer_CX[:, None], data.counts_C[:, None], first_C1, is_model=False
         )
-        offer_CX = answer.largest()
+        offer_CX = answer.largest() if limit_C is None else _largest_below(answer, limit_C)
     return offer_CX
+
+
+def _largest_below(answer: Neighbourhood, limit_C: Tensor) -> Tensor:
+    """Return each client's largest offer below its limit: a neighbour may send one above it."""
+    offer_NX, found_CX = answer.offers.model_CKP[:, 0], answer.offers.model_CKP.new_empty(0)
+    for limit in torch.unique(limit_C):
+        allowed_N1X = _without(offer_NX, limit.expand(len(offer_NX)))[:, None]
+        best_CX = replace(answer, offers=replace(answer.offers, model_CKP=allowed_N1X)).largest()
+        is_own_C1 = (limit_C == limit)[:, None]
+        found_CX = torch.where(is_own_C1, best_CX, found_CX) if len(found_CX) else best_CX
+    return found_CX
+
+
+def _without(offer_AX: Tensor, limit_A: Tensor) -> Tensor:
+    """Return the offers with a first number of -1 where it is not below the limit."""
+    first_A = torch.where(offer_AX[:, 0] < limit_A, offer_AX[:, 0], -1)
+    return torch.cat([first_A[:, None], offer_AX[:, 1:]], 1)
 
 
 def find_directions(d_CQ: Tensor, count: int, data: Block, key: Key) -> Round[Tensor]:
@@ -89,7 +122,7 @@ def choose_clusters(z_CM: Tensor, d_CQ: Tensor, data: Block) -> Round[Tensor]:
     own_C = _largest_gap(value_C1M[:, 0], data.network_size)
     offer_C2 = torch.stack([-torch.tensor(data.clients), own_C], 1).to(z_CM)
     agreed_C2 = yield from network_largest(offer_C2, data)
-    return agreed_C2[:, 1].round().long()
+    return agreed_C2[:, 1].round().clamp(1, z_CM.shape[1]).long()  # one may send any number
 
 
 def _largest_gap(value_CM: Tensor, network_size: int) -> Tensor:
@@ -103,30 +136,63 @@ def _largest_gap(value_CM: Tensor, network_size: int) -> Tensor:
     return torch.where(best.values >= LEAST_RATIO, best.indices + 2, 1)
 
 
-def find_corners(z_CM: Tensor, clusters_C: Tensor, most: int, data: Block) -> Round[Tensor]:
-    """Return corner_CSM: the coordinates of the most extreme clients, minus their mean.
+def find_corners(
+    z_CM: Tensor, clusters_C: Tensor, most: int, data: Block
+) -> Round[tuple[Tensor, Tensor]]:
+    """Return corner_CSM, the coordinates of the most extreme clients minus their mean, and names.
 
     Successive projection takes the point of largest norm, projects it out of all, and goes on.
-    Coordinates beyond a client's number of clusters are 0, and so are corners.
+    Coordinates beyond a client's number of clusters are 0, and so are corners. The names are those
+    of the labelling: clients that found the same corners have the same.
     """
     M = z_CM.shape[1]
     z_CM = torch.where(torch.arange(M) < clusters_C[:, None] - 1, z_CM, 0)
-    scale_C11 = yield from network_mean(z_CM.norm(dim=1)[:, None, None], data)
+    scale_C11, is_linear = yield from gossip_mean(z_CM.norm(dim=1)[:, None, None], data)
     rest_CX = torch.cat([z_CM, scale_C11[:, 0]], 1)
-    client_C = torch.tensor(data.clients).to(z_CM)
-    corners = []
+    find = _farthest if is_linear else _farthest_confirmed
+    found = []
     for _ in range(most):
-        norm_C = rest_CX.norm(dim=1)
-        offer = torch.cat([torch.stack([norm_C, client_C], 1), rest_CX, z_CM], 1)
-        best = yield from network_largest(offer, data)
-        point_CX, corner_CM = best[:, 2 : 3 + M], best[:, 3 + M :]
+        best = yield from find(rest_CX, z_CM, data)
+        point_CX = best[:, 2 : 3 + M]
         along_CX = _divide(point_CX, point_CX.norm(dim=1, keepdim=True))
         rest_CX = rest_CX - (rest_CX * along_CX).sum(1, keepdim=True) * along_CX
-        corners.append(corner_CM)
-    corner_CSM = torch.stack(corners, 1)
+        found.append(best)
+    found_CSX = torch.stack(found, 1)
+    corner_CSM = found_CSX[:, :, 3 + M :]
     is_used_CS1 = (torch.arange(most) < clusters_C[:, None])[:, :, None]
     mean_C1M = (corner_CSM * is_used_CS1).sum(1, keepdim=True) / clusters_C[:, None, None]
-    return torch.where(is_used_CS1, corner_CSM - mean_C1M, 0)
+    labelling_C = name_labelling(found_CSX[:, 0, 0], found_CSX[:, :, 1], clusters_C)
+    return torch.where(is_used_CS1, corner_CSM - mean_C1M, 0), labelling_C
+
+
+def _farthest(rest_CX: Tensor, z_CM: Tensor, data: Block) -> Round[Tensor]:
+    """Return the farthest point: its norm, its client, what is left of it, and its z."""
+    return (yield from network_largest(_as_offer(rest_CX, z_CM, data), data))
+
+
+def _farthest_confirmed(rest_CX: Tensor, z_CM: Tensor, data: Block) -> Round[Tensor]:
+    """Return the farthest point that is near another client's; 0 if ATTEMPTS find none.
+
+    A client that lies about its coordinates is the farthest point, but a lonely one.
+    """
+    offer_CX, client_C = _as_offer(rest_CX, z_CM, data), torch.tensor(data.clients).to(z_CM)
+    chosen_CX, is_found_C = torch.zeros_like(offer_CX), torch.zeros(len(data), dtype=torch.bool)
+    limit_C = torch.full_like(client_C, torch.inf)
+    for _ in range(ATTEMPTS):
+        best = yield from network_largest(offer_CX, data, limit_C)
+        norm_C, point_CX = best[:, 0], best[:, 2 : 2 + rest_CX.shape[1]]
+        is_near_C = (rest_CX - point_CX).norm(dim=1) <= NEAR * norm_C
+        is_second_C = is_near_C & (client_C != best[:, 1]) & (norm_C >= 0)
+        second = yield from network_largest(torch.stack([is_second_C.to(z_CM), client_C], 1), data)
+        is_new_C = (second[:, 0] > 0) & ~is_found_C
+        chosen_CX = torch.where(is_new_C[:, None], best, chosen_CX)
+        is_found_C, limit_C = is_found_C | is_new_C, norm_C
+    return chosen_CX
+
+
+def _as_offer(rest_CX: Tensor, z_CM: Tensor, data: Block) -> Tensor:
+    about_C2 = torch.stack([rest_CX.norm(dim=1), torch.tensor(data.clients).to(z_CM)], 1)
+    return torch.cat([about_C2, rest_CX, z_CM], 1)
 
 
 def first_mixture(

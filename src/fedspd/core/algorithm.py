@@ -75,6 +75,13 @@ class Algorithm(ABC, Generic[State]):
         """
         return
 
+    def size_limit(self, learner: Learner) -> int:
+        """Return the most numbers of a vector that a client offers in a round, or shares.
+
+        Peers agree on it when their network is created, and refuse longer vectors.
+        """
+        return learner.size
+
     @abstractmethod
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         """Return the state before round 1.

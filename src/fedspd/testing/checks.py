@@ -361,6 +361,9 @@ def _check_share(subject: Subject, plan: Plan, state: Any) -> None:
     shape, expected = tuple(model_CKP.shape), tuple(plan.algorithm.share(first)[1].shape)
     is_fixed = shape == expected and shape[:2] == tuple(cluster_CK.shape)
     subject.require(is_fixed, f"share gives models of shape {shape}; expected {expected}.")
+    most = plan.algorithm.size_limit(plan.learner)
+    sentence = f"share gives vectors of {shape[2]} numbers; expected at most {most}."
+    subject.require(shape[2] <= most, sentence)
 
 
 def _newcomer_data(task: str, clients: Sequence[int] = NEWCOMERS) -> Block:

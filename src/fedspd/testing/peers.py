@@ -73,10 +73,13 @@ def build_manifest(plan: Plan, graph: Graph) -> Manifest:
     return Manifest(
         network="0" * 32,
         secure=False,
-        config={"clusters": plan.algorithm.clusters},
+        config={"data": {}},
         shape=shape,
         classes=int(max(y.max() for y in plan.train.y)) + 1 if learner.classifies else 0,
         size=learner.size,
+        offer_limit=max(1, plan.algorithm.offer_limit),
+        size_limit=plan.algorithm.size_limit(learner),
+        diameter=plan.train.diameter,
         dtype="float64" if learner.dtype.itemsize == 8 else "float32",
         members=members,
     )

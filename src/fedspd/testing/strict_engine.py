@@ -103,7 +103,8 @@ class StrictEngine:
 
 def check_offers(plan: Plan, offers: Exchange) -> None:
     """Raise MethodError for an exchange that the wire of real peers would refuse."""
-    S, learner = plan.algorithm.offer_limit, plan.learner
+    S, learner = max(1, plan.algorithm.offer_limit), plan.learner
+    limit = plan.algorithm.size_limit(learner)
 
     def require(condition: bool, sentence: str) -> None:
         if not condition:
@@ -119,7 +120,7 @@ def check_offers(plan: Plan, offers: Exchange) -> None:
             require(len(set(named)) == len(named), f"{name} has the row {row}; expected no repeat.")
     dtype, size = offers.model_CKP.dtype, offers.model_CKP.shape[2]
     require(dtype == learner.dtype, f"model_CKP is {dtype}; expected {learner.dtype}.")
-    require(size <= learner.size, f"P = {size}; expected at most {learner.size}.")
+    require(size <= limit, f"P = {size}; expected at most {limit}.")
     weight_CK = offers.weight_CK.double()
     is_weight = bool((weight_CK.isfinite() & (weight_CK >= 0)).all())
     require(is_weight, "weight_CK has a value that is not finite or below 0.")

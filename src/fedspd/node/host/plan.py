@@ -73,5 +73,12 @@ def _build_block(examples: Examples, bundle: Bundle) -> Block:
     n, client = len(examples.y), bundle.identity.client
     partition = Partition(np.array([0, n]), np.arange(n), np.zeros(n, np.int64))
     part = gather([examples], [Distribution("own")], partition)
-    network_size = max(bundle.config.clients, client + 1)
-    return Block([client], network_size, [part.x], [part.y], n)
+    return Block(
+        [client],
+        max(bundle.config.clients, client + 1),
+        [part.x],
+        [part.y],
+        n,
+        rounds=bundle.config.rounds,
+        diameter=bundle.manifest.diameter,
+    )

@@ -39,6 +39,7 @@ from fedspd.storage.lock import Lock
 if TYPE_CHECKING:
     from fedspd.config import ExperimentConfig
     from fedspd.core.learner import Learner
+    from fedspd.topology import Topology
 
 HOST, PORT = "127.0.0.1", 7700
 SECRETS = ("ca.key", "node.key")  # readable by their owner alone
@@ -229,11 +230,15 @@ def _assign_addresses(
 
 def _find_neighbours(config: "ExperimentConfig", names: Sequence[str]) -> list[list[str]]:
     """Return the neighbours of each node in the simulated network."""
+    graph = _build_topology(config).at(1)
+    return [[names[j] for j in graph.neighbours(i)] for i in range(len(names))]
+
+
+def _build_topology(config: "ExperimentConfig") -> "Topology":
     from fedspd import topology
     from fedspd.core.keys import Key
 
-    graph = topology.build_topology(config.topology, config.clients, Key(config.seed)).at(1)
-    return [[names[j] for j in graph.neighbours(i)] for i in range(len(names))]
+    return topology.build_topology(config.topology, config.clients, Key(config.seed))
 
 
 def _build_manifest(
@@ -243,13 +248,26 @@ def _build_manifest(
     example: Example | None,
     members: Sequence[Member],
 ) -> Manifest:
+    from fedspd import topology
     from fedspd.config import as_dict
+    from fedspd.experiment.build import build_algorithm
 
     # the nodes may have a GPU, this machine need not
     on_cpu = config.model_copy(update={"device": "cpu"})
     shape, classes, learner = _build_learner(on_cpu, example)
+    algorithm = build_algorithm(config)
     return Manifest(
-        network, secure, as_dict(config), shape, classes, learner.size, config.dtype, tuple(members)
+        network=network,
+        secure=secure,
+        config=as_dict(config),
+        shape=shape,
+        classes=classes,
+        size=learner.size,
+        offer_limit=max(1, algorithm.offer_limit),
+        size_limit=algorithm.size_limit(learner),
+        diameter=topology.diameter_bound(_build_topology(config)),
+        dtype=config.dtype,
+        members=tuple(members),
     )
 
 

@@ -15,11 +15,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedspd.core.errors import ConfigError, StorageError, nearest
 
-FORMAT = 2
+FORMAT = 3
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # also a folder and a DNS label
 NETWORK = re.compile(r"[0-9a-f]{32}")
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
 DEVICE_DATA_KEYS = ("name", "second")
+MINIMA = {"classes": 0, "size": 1, "offer_limit": 1, "size_limit": 1, "diameter": 0}
 Json = dict[str, Any]
 
 
@@ -51,6 +52,9 @@ class Manifest:
     shape: tuple[int, ...]  # of an example
     classes: int  # 0 for a regression
     size: int  # parameters of a model, buffers included
+    offer_limit: int  # the most vectors that a node offers in an exchange
+    size_limit: int  # the most numbers of such a vector
+    diameter: int  # a bound on the hops between two nodes when the network was created
     dtype: Literal["float32", "float64"]
     members: tuple[Member, ...]
 
@@ -63,6 +67,9 @@ class Manifest:
             "shape": self.shape,
             "classes": self.classes,
             "size": self.size,
+            "offer_limit": self.offer_limit,
+            "size_limit": self.size_limit,
+            "diameter": self.diameter,
             "dtype": self.dtype,
         }
         text = json.dumps(common, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -205,7 +212,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"network = '{manifest.network}': invalid value; expected 32 hexadecimal digits."
     if not manifest.shape or min(manifest.shape) < 1:
         yield f"shape = {list(manifest.shape)}: invalid value; expected lengths of at least 1."
-    for key, minimum in (("classes", 0), ("size", 1)):
+    for key, minimum in MINIMA.items():
         if (value := getattr(manifest, key)) < minimum:
             yield f"{key} = {value}: too small; expected at least {minimum}."
     yield from _config_problems(manifest.config)

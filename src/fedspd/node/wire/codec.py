@@ -54,15 +54,15 @@ class WireLimits:
     """The limits that the manifest sets for messages."""
 
     agreement: str
-    clusters: int
-    size: int  # P
+    clusters: int  # the most that a node offers or wants in an exchange
+    size: int  # the most numbers of a vector
     dtype: str
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "WireLimits":
-        clusters = manifest.config.get("clusters", "auto")
-        clusters = 1 + max(1, clusters if isinstance(clusters, int) else 4)
-        return cls(manifest.agreement, clusters, manifest.size, manifest.dtype)
+        return cls(
+            manifest.agreement, manifest.offer_limit, manifest.size_limit, manifest.dtype
+        )
 
     @property
     def message_bytes(self) -> int:
