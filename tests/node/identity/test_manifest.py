@@ -16,7 +16,7 @@ from fedspd.node.identity.manifest import FORMAT, Manifest, Member, check_addres
 A = Member("a", 0, "10.0.0.1:7700", ("b",), 11)
 B = Member("b", 1, "[fe80::2]:7700", ("a",), 12)
 CONFIG = {"rounds": 3, "clusters": 2, "device": "cpu", "data": {"name": "digits", "mixture": "iid"}}
-PAIR = Manifest("0123456789abcdef" * 2, True, CONFIG, (1, 8, 8), 10, 650, "float32", (A, B))
+PAIR = Manifest("0123456789abcdef" * 2, True, CONFIG, (1, 8, 8), 10, 650, 2, 700, 1, "float32", (A, B))
 
 
 def test_manifest_survives_saving(tmp_path):
@@ -41,6 +41,9 @@ def test_manifest_suggests_the_nearest_name_for_an_unknown_member():
         {"shape": (1, 8, 9)},
         {"classes": 11},
         {"size": 651},
+        {"offer_limit": 3},
+        {"size_limit": 701},
+        {"diameter": 2},
         {"dtype": "float64"},
     ],
 )
@@ -67,8 +70,8 @@ def test_agreement_ignores_members_data_paths_and_devices(change):
 def test_agreement_is_the_sha256_of_canonical_json(tmp_path):
     text = (
         '{"classes":10,"config":{"clusters":2,"data":{"mixture":"iid"},"rounds":3},'
-        '"dtype":"float32","network":"0123456789abcdef0123456789abcdef",'
-        '"shape":[1,8,8],"size":650}'
+        '"diameter":1,"dtype":"float32","network":"0123456789abcdef0123456789abcdef",'
+        '"offer_limit":2,"shape":[1,8,8],"size":650,"size_limit":700}'
     )
     assert PAIR.agreement == hashlib.sha256(text.encode()).hexdigest()
     PAIR.save(tmp_path / "m")
@@ -119,11 +122,9 @@ WRONG = {
     "fraction": (put(1.5, "members", 0, "client"), "members.0.client = 1.5: invalid value; exp"),
     "number for true": (put(1, "secure"), "secure = 1: invalid value; expected a valid boolean"),
     "list for a table": (put([], "config"), "config = []: invalid value; expected"),
-    "empty config": (put({}, "config"), "config.clusters = null: invalid value; expected an int"),
-    "text for clusters": (
-        put("two", "config", "clusters"),
-        'config.clusters = "two": invalid value; expected an integer',
-    ),
+    "empty config": (put({}, "config"), "config.data = null: invalid value; expected a table"),
+    "no offer": (put(0, "offer_limit"), "offer_limit = 0: too small; expected at least 1"),
+    "negative diameter": (put(-1, "diameter"), "diameter = -1: too small; expected at least 0"),
     "list for data": (put([], "config", "data"), "config.data = []: invalid value; expected a tab"),
     "dtype": (
         put("float16", "dtype"),
@@ -190,19 +191,19 @@ FIX = (
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (put(FORMAT - 1, "format"), "format = 1: written by an older version of fedspd"),
-        (put(FORMAT + 1, "format"), "format = 3: written by a newer version of fedspd"),
+        (put(FORMAT - 1, "format"), "format = 2: written by an older version of fedspd"),
+        (put(FORMAT + 1, "format"), "format = 4: written by a newer version of fedspd"),
         (without("format"), "format = null: written by an older version of fedspd"),
     ],
     ids=["older", "newer", "none"],
 )
 def test_manifest_rejects_another_format_and_says_what_to_do(tmp_path, change, sentence):
     found = error_of(tmp_path / "manifest.json", change)
-    assert found == f"{sentence}; expected 2. {FIX}"
+    assert found == f"{sentence}; expected 3. {FIX}"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"format": 2, "size": NaN}', "\x00", "[" * 100_000]
+    "text", ["", "{", "[]", "null", '{"format": 3, "size": NaN}', "\x00", "[" * 100_000]
 )
 def test_manifest_rejects_other_files(tmp_path, text):
     (tmp_path / "m").write_text(text)

@@ -50,8 +50,8 @@ MEMBERS = tuple(
 def build_manifest(config: ExperimentConfig) -> Manifest:
     experiment = build_experiment(config)
     federation, size = experiment.federation, experiment.plan.learner.size
-    about = as_dict(config), federation.shape, federation.classes, size, "float32"
-    return Manifest("0" * 32, False, *about, MEMBERS)
+    about = as_dict(config), federation.shape, federation.classes
+    return Manifest("0" * 32, False, *about, size, config.clusters, size, 1, "float32", MEMBERS)
 
 
 FEDAVG = build_manifest(validate({**COMMON, "method": "fedavg", "clusters": 1}))

@@ -84,10 +84,12 @@ class Plant:
         self.links = {i: [int(j) for j in self.graph.neighbours(i)] for i in range(config.clients)}
 
     def manifest(self) -> Manifest:
-        federation, size = self.experiment.federation, self.experiment.plan.learner.size
-        config = self.config
-        about = as_dict(config), federation.shape, federation.classes, size, config.dtype
-        return Manifest("0" * 32, False, *about, self.members())
+        federation, plan, config = self.experiment.federation, self.experiment.plan, self.config
+        about = as_dict(config), federation.shape, federation.classes
+        learner, algorithm = plan.learner, plan.algorithm
+        limits = max(1, algorithm.offer_limit), algorithm.size_limit(learner), plan.train.diameter
+        shared = *about, learner.size, *limits, config.dtype
+        return Manifest("0" * 32, False, *shared, self.members())
 
     def members(self) -> tuple[Member, ...]:
         return tuple(

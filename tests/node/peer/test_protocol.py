@@ -256,8 +256,8 @@ class Triangle:
             Member(f"n{i}", i, f"host:{i + 1}", tuple(f"n{j}" for j in range(3) if j != i), i + 1)
             for i in range(3)
         )
-        config = {"clusters": 2, "data": {}}
-        self.manifest = Manifest("0" * 32, False, config, (3,), 2, SIZE, "float32", members)
+        limits = SIZE, 2, SIZE, 1
+        self.manifest = Manifest("0" * 32, False, {"data": {}}, (3,), 2, *limits, "float32", members)
         network = MemoryNetwork()
         self.transports = [network.transport(self.manifest, f"n{i}") for i in range(3)]
         self.protocols = [self._build(i) for i in range(3)]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedspd.core.block import Block
-from fedspd.core.errors import DataError
+from fedspd.core.errors import ConfigError, DataError
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_source
 from fedspd.data.federation import Distribution, Partition, gather
@@ -17,7 +17,14 @@ from fedspd.runtime.plan import Plan
 def build_plan(bundle: Bundle, data: str | None) -> Plan:
     """Return the node's plan on its own data, or on those that a simulation would assign to it."""
     if data is not None:
-        return _build_own_plan(bundle, load_source(data))
+        plan = _build_own_plan(bundle, load_source(data))
+    else:
+        plan = _build_simulated_plan(bundle)
+    _check_method(bundle.manifest, plan)
+    return plan
+
+
+def _build_simulated_plan(bundle: Bundle) -> Plan:
     if bundle.is_newcomer:
         raise DataError(
             f"'{bundle.identity.name}' has no data: a node that joins later brings its own; "
@@ -48,6 +55,18 @@ def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
     learner = build_learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
     true_clusters = [np.zeros(count, np.int64)]  # unknown: all examples count as one distribution
     return Plan(algorithm, learner, train, test, true_clusters, 1, Key(config.seed))
+
+
+def _check_method(manifest: Manifest, plan: Plan) -> None:
+    """Reject a method that sends other vectors than the network has agreed on."""
+    algorithm, learner = plan.algorithm, plan.learner
+    found = max(1, algorithm.offer_limit), algorithm.size_limit(learner)
+    if found != (manifest.offer_limit, manifest.size_limit):
+        raise ConfigError(
+            f"{type(algorithm).__name__}: offers up to {found[0]} vectors of {found[1]} numbers; "
+            f"expected {manifest.offer_limit} of {manifest.size_limit}, as when the network was "
+            "created. Install the same method on all devices."
+        )
 
 
 def _check_fits(manifest: Manifest, source: Source) -> None:

@@ -45,6 +45,10 @@ class Inbox:
         """Return a sender's announcement of an exchange, or None before it arrives."""
         return self._kept[sender].get(exchange_id)
 
+    def latest(self, sender: str) -> ExchangeId:
+        """Return the latest exchange that a sender has announced and that is not over."""
+        return max(self._kept[sender], default=ExchangeId(0, 0))
+
     async def wait(self, sender: str, exchange_id: ExchangeId) -> Announcement:
         """Return a sender's announcement of an exchange as soon as it arrives."""
         while (announcement := self.get(sender, exchange_id)) is None:

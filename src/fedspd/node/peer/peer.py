@@ -141,7 +141,8 @@ class Peer:
 
     async def _join(self) -> None:
         """Take a newcomer's first models from its neighbours, in the round that they are in."""
-        clusters, size = await asyncio.to_thread(self._find_shared)
+        blank = await asyncio.to_thread(self._build_blank_offer)
+        clusters, size = tuple(blank.want_CM[0].tolist()), blank.model_CKP.shape[2]
         answers = []
         for neighbour in self.detector.live_neighbours() if clusters else ():
             if offer := await self.protocol.fetch_shared(neighbour.name, clusters, size):
@@ -154,27 +155,20 @@ class Peer:
                 "Start it again when a neighbour is up."
             )
         t = self.detector.confirmed_round()
-        await asyncio.to_thread(self._set_first_state, t, clusters, size, answers)
+        neighbourhood = build_neighbourhood(
+            self.context.client, blank, answers, len(answers), "uniform"
+        )
+        await asyncio.to_thread(self.runner.join, neighbourhood, t)
         log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
 
-    def _find_shared(self) -> tuple[tuple[int, ...], int]:
-        """Return the clusters that this method gives to a newcomer, and the size of a model."""
+    def _build_blank_offer(self) -> Exchange:
+        """Return a newcomer's own part: it offers nothing, and wants all that the method shares."""
         plan = self.runner.plan
         state = plan.algorithm.begin(plan.learner, plan.train, plan.key)
         cluster_CK, model_CKP = plan.algorithm.share(state)
-        return tuple(cluster_CK[0].tolist()), model_CKP.shape[2]
-
-    def _set_first_state(
-        self, t: int, clusters: tuple[int, ...], size: int, answers: list[Answer]
-    ) -> None:
-        plan, K = self.runner.plan, len(clusters)
-        exchange = Exchange(
-            cluster_CK=torch.full((1, K), NO_CLUSTER),
-            model_CKP=torch.zeros(1, K, size, dtype=plan.learner.dtype),
-            weight_CK=torch.zeros(1, K),
-            want_CM=torch.tensor([clusters], dtype=torch.long),
+        return Exchange(
+            cluster_CK=torch.full_like(cluster_CK, NO_CLUSTER),
+            model_CKP=torch.zeros_like(model_CKP),
+            weight_CK=torch.zeros(cluster_CK.shape),
+            want_CM=cluster_CK,
         )
-        neighbourhood = build_neighbourhood(
-            self.context.client, exchange, answers, len(answers), "uniform"
-        )
-        self.runner.join(neighbourhood, t)

@@ -24,6 +24,7 @@ log = logging.getLogger("fedspd.node")
 Value = TypeVar("Value")
 
 OFFERED_ROUNDS = 3  # rounds whose models a neighbour that is behind may still fetch
+OFFERED_EXCHANGES = 16  # at most, among them: a round may have a hundred
 CALL_SECONDS = 5.0  # timeout of a call of a few bytes
 BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)  # before a failed call is repeated
 GRACE_SECONDS = 2.0  # for the exchange in progress of a node that leaves
@@ -165,6 +166,8 @@ class ExchangeProtocol:
     async def run_exchange(self, exchange_id: ExchangeId, exchange: Exchange) -> dict[str, Answer]:
         """Return the answers by neighbour, without those that are silent past the deadline."""
         self.current, self.offers[exchange_id] = exchange_id, exchange
+        for oldest in sorted(self.offers)[:-OFFERED_EXCHANGES]:
+            del self.offers[oldest]
         neighbours, started = self.detector.neighbours, self.clock()
         announcement = build_announcement(exchange_id, exchange, len(neighbours))
         announcing = {name: self._spawn(self._announce(name, announcement)) for name in neighbours}
@@ -213,8 +216,11 @@ class ExchangeProtocol:
 
     def _is_expected(self, name: str, exchange_id: ExchangeId) -> bool:
         """Return whether to wait for a neighbour; one that is ahead announces nothing more."""
-        is_behind = self.detector.neighbours[name].round <= exchange_id.round
-        may_answer = is_behind or self.inbox.get(name, exchange_id) is not None
+        is_ahead = (
+            self.detector.neighbours[name].round > exchange_id.round
+            or self.inbox.latest(name) > exchange_id
+        )
+        may_answer = not is_ahead or self.inbox.get(name, exchange_id) is not None
         return may_answer and self.detector.is_awaited(name) and not self.transport.is_muted(name)
 
     async def _announce(self, name: str, announcement: Announcement) -> None:

@@ -60,9 +60,7 @@ class WireLimits:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "WireLimits":
-        return cls(
-            manifest.agreement, manifest.offer_limit, manifest.size_limit, manifest.dtype
-        )
+        return cls(manifest.agreement, manifest.offer_limit, manifest.size_limit, manifest.dtype)
 
     @property
     def message_bytes(self) -> int:
