@@ -198,6 +198,31 @@ def test_corners_are_those_of_an_exact_successive_projection():
     assert torch.equal(found, found[:1].expand_as(found))
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
+@pytest.mark.parametrize("liars", [[7], [3, 8]])
+def test_corner_needs_a_second_client_near_it_under_a_robust_rule(rule, liars):
+    """Liars claim huge coordinates, each its own; the populations are at -1 and 1."""
+    z_NM = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)[:, None].double()
+    z_NM = z_NM + 0.01 * torch.arange(12)[:, None]
+    z_NM[liars, 0] = torch.tensor([1e6, -1e7])[: len(liars)].double()
+    clusters = torch.full((12,), 2)
+    ring = Graph.from_edges(12, [(i, (i + k) % 12) for i in range(12) for k in (1, 2, 3)], rule)
+    found, _ = solve(lambda data: find_corners(z_NM, clusters, 2, data), ring)
+    honest = [i for i in range(12) if i not in liars]
+    assert torch.equal(found[honest], found[honest[:1]].expand(len(honest), -1, -1))
+    assert sorted(found[0].flatten().round().tolist()) == [-1.0, 1.0]
+
+
+def test_corner_without_a_second_client_is_found_only_without_a_robust_rule():
+    z_NM = torch.tensor([[0.0], [0.1], [0.2], [0.1], [0.0], [50.0]]).double()
+    for rule, spread in (("uniform", 50.0), ("median", 0.2)):
+        found, _ = solve(
+            lambda data: find_corners(z_NM, torch.full((6,), 2), 2, data),
+            Graph.complete(6, rule),
+        )
+        assert float(found[0].max() - found[0].min()) == pytest.approx(spread, abs=0.2)
+
+
 def test_first_mixture_prefers_the_nearest_corner_and_uses_no_other_cluster():
     z_NM = torch.tensor([[-1.0], [1.0], [0.9], [0.0]], dtype=torch.double)
     clusters = torch.full((4,), 2)

@@ -16,7 +16,9 @@ from fedspd.node.identity.manifest import FORMAT, Manifest, Member, check_addres
 A = Member("a", 0, "10.0.0.1:7700", ("b",), 11)
 B = Member("b", 1, "[fe80::2]:7700", ("a",), 12)
 CONFIG = {"rounds": 3, "clusters": 2, "device": "cpu", "data": {"name": "digits", "mixture": "iid"}}
-PAIR = Manifest("0123456789abcdef" * 2, True, CONFIG, (1, 8, 8), 10, 650, 2, 700, 1, "float32", (A, B))
+PAIR = Manifest(
+    "0123456789abcdef" * 2, True, CONFIG, (1, 8, 8), 10, 650, 2, 700, 1, "float32", (A, B)
+)
 
 
 def test_manifest_survives_saving(tmp_path):

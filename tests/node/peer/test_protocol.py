@@ -257,7 +257,9 @@ class Triangle:
             for i in range(3)
         )
         limits = SIZE, 2, SIZE, 1
-        self.manifest = Manifest("0" * 32, False, {"data": {}}, (3,), 2, *limits, "float32", members)
+        self.manifest = Manifest(
+            "0" * 32, False, {"data": {}}, (3,), 2, *limits, "float32", members
+        )
         network = MemoryNetwork()
         self.transports = [network.transport(self.manifest, f"n{i}") for i in range(3)]
         self.protocols = [self._build(i) for i in range(3)]
