@@ -105,7 +105,7 @@ class FedSPDSplit(Algorithm[State]):
 
     def size_limit(self, learner: Learner) -> int:
         """Return the length of what a newcomer gets; no exchange of a round has more."""
-        return learner.size + self.cluster_limit * learner.split(1).head_size + 3
+        return int(learner.size + self.cluster_limit * learner.split(1).head_size + 3)
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         C, S, split = len(data), self.cluster_limit, learner.split(self.cluster_limit)

@@ -80,7 +80,7 @@ class Algorithm(ABC, Generic[State]):
 
         Peers agree on it when their network is created, and refuse longer vectors.
         """
-        return learner.size
+        return int(learner.size)
 
     @abstractmethod
     def begin(self, learner: Learner, data: Block, key: Key) -> State:

@@ -56,3 +56,11 @@ def test_inbox_wakes_the_reader_of_one_sender_and_exchange() -> None:
         return await reader
 
     assert asyncio.run(wait_for_the_second()) == announce(2)
+
+
+def test_inbox_knows_the_latest_exchange_of_a_neighbour() -> None:
+    inbox = Inbox()
+    assert inbox.latest("a") == (0, 0)
+    for exchange in (2, 5, 4):
+        inbox.put("a", announce(3, exchange), current=ExchangeId(3, 1))
+    assert inbox.latest("a") == (3, 5)

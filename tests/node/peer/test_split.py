@@ -34,7 +34,7 @@ from fedspd.testing.subject import run, select_clients
 
 N, EXAMPLES = 6, 40
 QUICK = Timeouts(
-    start=20, min_deadline=0.3, max_deadline=5, heartbeat_interval=0.1, down_after=0.6, linger=0.3
+    start=20, min_deadline=0.5, max_deadline=20, heartbeat_interval=0.1, down_after=1.0, linger=0.3
 )
 RING = [(i, (i + k) % N) for i in range(N) for k in (1, 2)]
 

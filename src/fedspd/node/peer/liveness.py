@@ -51,7 +51,8 @@ class Neighbour:
     client: int
     round: int = 0  # that it works on
     last_seen: float | None = None  # time of its last message
-    missed_deadlines: int = 0  # in a row
+    missed_deadlines: int = 0  # in a row, at most one in a round
+    missed_round: int = 0  # the last round in which it missed a deadline
     response_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RESPONSES_KEPT))
 
 
@@ -93,10 +94,12 @@ class FailureDetector:
         self.neighbours[name].missed_deadlines = 0
         self.neighbours[name].response_seconds.append(seconds)
 
-    def record_missed_deadline(self, name: str, seconds: float) -> None:
+    def record_missed_deadline(self, name: str, seconds: float, round: int) -> None:
         """Note that a neighbour did not answer in time, and how long the node waited for it."""
-        self.neighbours[name].missed_deadlines += 1
-        self.neighbours[name].response_seconds.append(seconds)
+        neighbour = self.neighbours[name]
+        neighbour.missed_deadlines += neighbour.missed_round != round
+        neighbour.missed_round = round
+        neighbour.response_seconds.append(seconds)
 
     def is_alive(self, name: str) -> bool:
         """Return whether a neighbour sent a message lately; otherwise it is marked as down."""

@@ -24,6 +24,8 @@ from fedspd.storage.atomic import Json
 
 log = logging.getLogger("fedspd.node")
 
+LONG_ROUND = 4  # exchanges; a longer round is given up once the network has left it behind
+
 
 class Peer:
     """One node of a network: it trains, exchanges models with its neighbours and commits."""
@@ -85,6 +87,7 @@ class Peer:
             t += 1
 
     async def _run_round(self, t: int) -> None:
+        """Run and commit a round; give up a long one that is over for the neighbours."""
         started, waited, exchanges = time.perf_counter(), 0.0, 0
         self.protocol.advance(ExchangeId(t, 0))
         answers: dict[str, Answer] = {}
@@ -94,6 +97,9 @@ class Peer:
             answers = await self.protocol.run_exchange(ExchangeId(t, exchanges), exchange)
             waited += time.perf_counter() - before
             exchanges += 1
+            if exchanges > LONG_ROUND and self.detector.confirmed_round() > t + 1:
+                log.info("round abandoned: round=%d exchanges=%d", t, exchanges)
+                return
             announcements = await asyncio.to_thread(
                 self.runner.advance, self._build_neighbourhood(exchange, answers)
             )

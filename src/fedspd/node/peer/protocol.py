@@ -194,7 +194,8 @@ class ExchangeProtocol:
         }
         for name, task in receiving.items():
             if is_pending(name):
-                self.detector.record_missed_deadline(name, self.clock() - started)
+                waited = self.clock() - started
+                self.detector.record_missed_deadline(name, waited, exchange_id.round)
             elif name in received and is_over(name):
                 self.detector.record_response(name, received[name].seconds)
             task.cancel()
@@ -215,12 +216,14 @@ class ExchangeProtocol:
         return offer
 
     def _is_expected(self, name: str, exchange_id: ExchangeId) -> bool:
-        """Return whether to wait for a neighbour; one that is ahead announces nothing more."""
-        is_ahead = (
-            self.detector.neighbours[name].round > exchange_id.round
-            or self.inbox.latest(name) > exchange_id
-        )
-        may_answer = not is_ahead or self.inbox.get(name, exchange_id) is not None
+        """Return whether to wait for a neighbour; one that is ahead announces nothing more.
+
+        One that missed a deadline is not waited for in the other exchanges of the round.
+        """
+        neighbour = self.detector.neighbours[name]
+        is_ahead = neighbour.round > exchange_id.round or self.inbox.latest(name) > exchange_id
+        is_late = neighbour.missed_round == exchange_id.round
+        may_answer = not (is_ahead or is_late) or self.inbox.get(name, exchange_id) is not None
         return may_answer and self.detector.is_awaited(name) and not self.transport.is_muted(name)
 
     async def _announce(self, name: str, announcement: Announcement) -> None:
