@@ -17,6 +17,7 @@ from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 NAMES = ["a", "b", "c", "d"]
 CONFIG = {
     "clients": 4,
+    "method": "fedspd",
     "clusters": 3,
     "topology": {"kind": "ring"},
     "model": {"name": "mlp", "hidden": 2000},
