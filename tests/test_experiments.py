@@ -10,6 +10,8 @@ import centers
 import fedspd
 import finetune
 import informed
+import map_runs
+import map_tables
 from fedspd.comparison.jobs import list_jobs
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load, validate
@@ -96,3 +98,49 @@ def test_informed_has_every_example_in_its_true_cluster_after_every_round(
         "largest",
         "final",
     ]
+
+
+# ---- the map
+
+
+def record(method: str, seed: int, accuracy: float, **more: object) -> dict[str, object]:
+    place = {"part": "a", "data": "mnist", "world": "iid", "degree": 3, "clients": 20}
+    found = {"clusters": 1 if method == "fedspd-split" else None, "purity": None}
+    numbers = {"examples": 300, "seed": seed, "method": method, "accuracy": accuracy}
+    return {**place, **numbers, **found, **more}
+
+
+def test_map_marks_the_best_and_pairs_differences_by_seed(tmp_path: Path) -> None:
+    """Split is 1 and 3 points ahead: 2 +- 12.7 by Student's t with one degree of freedom."""
+    scores = {("fedspd-split", 0): 81, ("fedspd-split", 1): 93}
+    scores |= {("fedavg", 0): 80, ("fedavg", 1): 90}
+    records = [record(method, seed, value) for (method, seed), value in scores.items()]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    page = tmp_path / "results.md"
+    page.write_text("before\n<!-- map: a -->\nold\n<!-- end -->\nafter\n")
+    map_tables.main(page, tmp_path)
+    assert "| iid | **87.0** (S = 1) | 85.0 | +2.0 ± 12.7 |" in page.read_text()
+    assert "old" not in page.read_text()
+    assert page.read_text().endswith("<!-- end -->\nafter\n")
+
+
+def test_map_runs_what_is_missing_and_keeps_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = {"clients": 4, "rounds": 2, "data": {"examples": 20, "test_examples": 5}}
+    base |= {"model": {"name": "mlp"}, "training": {"epochs": 1}}
+
+    def cells() -> list[map_runs.Cell]:
+        rows = ("fedspd-split", "fedavg")
+        return [map_runs.cell("x", base, "digits", "iid", 2, 0, row) for row in rows]
+
+    monkeypatch.setitem(map_runs.PARTS, "x", cells)
+    monkeypatch.setattr(map_runs, "SUMMARIES", tmp_path / "map")
+    map_runs.run_part("x", tmp_path, 1)
+    lines = (tmp_path / "x.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(line)["method"] for line in lines] == ["fedspd-split", "fedavg"]
+    (tmp_path / "x.jsonl").write_text(lines[0] + lines[1][:30])  # as a kill leaves it
+    map_runs.run_part("x", tmp_path, 1)
+    again = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert [line["hash"] for line in again] == [json.loads(line)["hash"] for line in lines]
+    assert len(json.loads((tmp_path / "map/x.json").read_text())) == 2
