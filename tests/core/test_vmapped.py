@@ -63,6 +63,7 @@ def twins(
         Learner(partial(without_dropout, factory), training, loss, dtype=torch.float64)
         for _ in range(2)
     )
+    alone.stacked_trainer = together.stacked_trainer = None
     together.vmap_trainer = VmapTrainer(together)
     return alone, together
 

@@ -45,18 +45,27 @@ def pixels(clients: int, examples: int, seed: int = 0) -> list[tuple[Tensor, Ten
     return data
 
 
-def train(module: nn.Module, x_EIHW: Tensor, y_E: Tensor, generator: torch.Generator) -> None:
-    """Train the module for EPOCHS epochs."""
+def train(
+    module: nn.Module,
+    x_E: Tensor,
+    y_E: Tensor,
+    generator: torch.Generator,
+    batch_size: int = BATCH,
+    epochs: int = EPOCHS,
+) -> None:
+    """Train the module by SGD."""
     optimiser = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
     module.train()
-    for batch in batches(len(y_E), generator):
+    for batch in batches(len(y_E), generator, batch_size, epochs):
         optimiser.zero_grad()
-        loss = nn.functional.cross_entropy(module(x_EIHW[batch]), y_E[batch])
+        loss = nn.functional.cross_entropy(module(x_E[batch]), y_E[batch])
         torch.autograd.backward(loss)
         optimiser.step()
 
 
-def batches(examples: int, generator: torch.Generator) -> Iterator[Tensor]:
+def batches(
+    examples: int, generator: torch.Generator, batch_size: int = BATCH, epochs: int = EPOCHS
+) -> Iterator[Tensor]:
     """Yield the indices of every batch of every epoch."""
-    for _ in range(EPOCHS):
-        yield from torch.split(torch.randperm(examples, generator=generator), BATCH)
+    for _ in range(epochs):
+        yield from torch.split(torch.randperm(examples, generator=generator), batch_size)

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.bench import rounds, startup, training
+from fedspd.bench import rounds, small, startup, training
 from fedspd.bench.results import FULL, QUICK, BenchmarkResult, BenchmarkSize, describe_machine
 from fedspd.runtime.processes import require_fork
 
 Benchmark = Callable[[BenchmarkSize], Iterator[BenchmarkResult]]
 BENCHMARKS: dict[str, Benchmark] = {
     "local training": training.measure_training,
+    "small models": small.measure_small_models,
     "a complete round": rounds.measure_overhead,
     "growth": rounds.measure_growth,
     "start-up": startup.measure_startup,

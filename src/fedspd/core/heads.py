@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from fedspd.core.block import Block
 from fedspd.core.cut import find_head
-from fedspd.core.learner import Factory, Learner, Loss
+from fedspd.core.learner import Factory, Learner
+from fedspd.core.losses import Loss
+from fedspd.core.stacked_layers import AddHeadAxis, StackedHeads, StackedLayer, StackedPrior
+from fedspd.core.stacker import Stacker
 
 
 class ClusterHeads(nn.Module):
@@ -34,6 +37,20 @@ class ClusterHeads(nn.Module):
             shift = None if bias is None else bias + offset_Q[weight.numel() :]
             outputs.append(nn.functional.linear(h, own, shift))
         return torch.cat(outputs)
+
+    def stack(self, stacker: Stacker) -> list[StackedLayer]:
+        """Return the heads as one stacked layer."""
+        (model,), weight, bias = self._model, self.head.weight, self.head.bias
+        stacker.leading = 1
+        return [
+            StackedHeads(
+                stacker.slot(weight),
+                None if bias is None else stacker.slot(bias),
+                stacker.slot(model.offsets_SQ),
+                model.clusters,
+                len(weight),
+            )
+        ]
 
 
 class SplitModel(nn.Module):
@@ -63,6 +80,15 @@ class SplitModel(nn.Module):
         # x.shape, not len(x): an export to ONNX keeps the number of examples open.
         output_BS = output.view(self.clusters, x.shape[0], *output.shape[1:]).transpose(0, 1)
         return output_BS + self.log_prior_K if len(self.log_prior_K) else output_BS
+
+    def stack(self, stacker: Stacker) -> list[StackedLayer]:
+        """Return body, heads and prior as stacked layers."""
+        layers = stacker.layers(self.plain)
+        if self.clusters == 1:
+            layers.append(AddHeadAxis())
+        if len(self.log_prior_K):
+            layers.append(StackedPrior(stacker.slot(self.log_prior_K)))
+        return layers
 
 
 class PersonalModel(nn.Module):
@@ -98,9 +124,10 @@ def cluster_loss(loss: Loss, output_BS: Tensor, y: Tensor) -> Tensor:
     return loss(rows_SB, y.repeat(S, *[1] * (y.ndim - 1))).view(S, B).T
 
 
-def negative_log_likelihood(loss_BS: Tensor, weight_BS: Tensor) -> Tensor:
-    """Return the mean of -log sum_s w_s exp(-loss_s), with a share w_s of every cluster."""
-    return -(weight_BS.log() - loss_BS).logsumexp(1).mean()
+def negative_log_likelihood(loss_BS: Tensor, weight_BS: Tensor | None) -> Tensor:
+    """Return -log sum_s w_s exp(-loss_s) of every example, with a share w_s of every cluster."""
+    log_BS = -loss_BS if weight_BS is None else weight_BS.log() - loss_BS
+    return -log_BS.logsumexp(1)
 
 
 class SplitLearner(Learner):
@@ -121,7 +148,7 @@ class SplitLearner(Learner):
             plain.device,
             plain.dtype,
         )
-        self.effort = plain.effort
+        self.effort, self.example_loss = plain.effort, plain.loss
 
     @property
     def head_slices(self) -> list[slice]:

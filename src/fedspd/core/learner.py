@@ -20,17 +20,19 @@ from fedspd.core.block import Block
 from fedspd.core.cut import Cut, find_head
 from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
+from fedspd.core.losses import Loss, Objective, weighted_loss
+from fedspd.core.losses import cross_entropy as cross_entropy
+from fedspd.core.losses import squared_error as squared_error
 from fedspd.core.options import Options
 from fedspd.core.sgd import Scale, sgd_step
 
 if TYPE_CHECKING:
     from fedspd.core.heads import SplitLearner
 
+from fedspd.core.stacked import StackedTrainer
 from fedspd.core.vmapped import VmapTrainer
 
 Factory = Callable[[], nn.Module]
-Loss = Callable[[Tensor, Tensor], Tensor]
-Objective = Callable[[Tensor, Tensor], Tensor]  # losses and weights of a batch -> one number
 EVALUATION_BATCH = 512
 
 
@@ -113,23 +115,6 @@ class LocalUpdate(NamedTuple):
         return rate if self.factor_W is None else rate * self.factor_W
 
 
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Return the cross entropy of every example."""
-    return nn.functional.cross_entropy(output, y, reduction="none")
-
-
-def squared_error(output: Tensor, y: Tensor) -> Tensor:
-    """Return half the squared error of every example, summed over its values."""
-    error = (output - y).square()
-    return (error.flatten(1).sum(1) if error.ndim > 1 else error) / 2
-
-
-def weighted_mean(loss_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Return the mean over examples of the weighted losses; those of several heads are added up."""
-    weighted = loss_B * weight_B
-    return weighted.mean() if weighted.ndim == 1 else weighted.sum(1).mean()
-
-
 @dataclass
 class Effort:
     """The seconds by step, and the gradient steps, of a learner."""
@@ -144,6 +129,7 @@ class Learner:
     size        P, the parameters of a model
     weights     W, those that are trained; they come first
     training    the options of local training
+    loss        of outputs and targets; example_loss is that of one head
     effort      seconds and gradient steps since the counters were last reset
     head        name of the linear layer that is the head; None: the last one
     """
@@ -157,7 +143,8 @@ class Learner:
         dtype: torch.dtype = torch.float32,
         head: str | None = None,
     ) -> None:
-        self.factory, self.training, self.loss = factory, training or TrainingOptions(), loss
+        self.factory, self.training = factory, training or TrainingOptions()
+        self.loss = self.example_loss = loss
         self.head = head
         self._splits: dict[int, SplitLearner] = {}
         self.device, self.dtype = torch.device(device), dtype
@@ -169,8 +156,9 @@ class Learner:
         self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.module.eval()  # so that the module's mode is that of all its layers
         self._lay_out()
-        # By device, never by a timing, which may come out otherwise next time.
+        # By device and layers, never by a timing, which may come out otherwise next time.
         self.vmap_trainer = None if self.device.type == "cpu" else VmapTrainer(self)
+        self.stacked_trainer = StackedTrainer.build(self)
 
     @property
     def steps(self) -> int:
@@ -333,7 +321,7 @@ class Learner:
         rates: Sequence[float] | None = None,
         only_CE: Tensor | None = None,
         weight_CE: Tensor | None = None,
-        objective: Objective = weighted_mean,
+        objective: Objective = weighted_loss,
         anchor_CP: Tensor | None = None,
         pull_C: Tensor | None = None,
         momentum: float | None = None,
@@ -367,6 +355,10 @@ class Learner:
             if self.vmap_trainer is not None:
                 updates = [update_of(c) for c in range(len(data))]
                 return self._train_vmapped(self.vmap_trainer, model_CP, updates, data.clients, key)
+            if self.stacked_trainer is not None:
+                updates = [update_of(c) for c in range(len(data))]
+                keys = [key.of(client) for client in data.clients]
+                return self.stacked_trainer.train(model_CP, updates, keys)
             trained_CP = torch.empty(model_CP.shape, dtype=self.dtype, device=self.device)
             for c, client in enumerate(data.clients):
                 trained_CP[c] = self._train_client(model_CP[c], update_of(c), key.of(client))
@@ -427,8 +419,8 @@ class Learner:
             norm.train(len(y) > 1)  # one example has no variance: the running statistics stand in
         self.gradient.zero_()
         loss_B = self.loss(self.module(self._batch(x)), y.to(self.device))
-        loss = loss_B.mean() if weight is None else objective(loss_B, weight.to(self.device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        weight = None if weight is None else weight.to(self.device)
+        objective(loss_B, weight).mean().backward()  # type: ignore[no-untyped-call]
         self.effort.steps += 1
 
     def _batch(self, x: Tensor) -> Tensor:
@@ -445,7 +437,7 @@ class Learner:
         self.load(model_P)
         self._set_mode(training=False)
         with one_thread():
-            batches = torch.split(x, EVALUATION_BATCH)
+            batches = torch.split(aligned(x), EVALUATION_BATCH)
             return torch.cat([self.module(self._batch(batch)) for batch in batches])
 
     def predict(self, model_CP: Tensor, x: Sequence[Tensor]) -> list[Tensor]:
@@ -476,6 +468,14 @@ class Learner:
         start = time.perf_counter()
         yield
         self.effort.seconds[step] += time.perf_counter() - start
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return x in memory that begins at a multiple of 64 bytes: a product's bits depend on it.
+
+    A client's examples may be a slice of a larger tensor in one engine and not in another.
+    """
+    return x.clone() if x.data_ptr() % 64 else x
 
 
 @contextmanager

@@ -19,15 +19,28 @@ def sgd_step(
     anchor: Tensor | None = None,
     pull: Scale = 0.0,
 ) -> None:
-    """Update weights and velocity in place, as torch.optim.SGD does.
+    """Update weights and velocity in place, as torch.optim.SGD does."""
+    velocity.mul_(momentum).add_(gradient)
+    descend(weights, velocity, rate, weight_decay=weight_decay, anchor=anchor, pull=pull)
+
+
+def descend(
+    weights: Tensor,
+    velocity: Tensor,
+    rate: Scale,
+    *,
+    weight_decay: float,
+    anchor: Tensor | None = None,
+    pull: Scale = 0.0,
+) -> None:
+    """Add the gradient of the penalties to the velocity, and take a step along it, in place.
 
     An anchor adds pull/2 ||weights - anchor||^2 to the loss.
     """
     if anchor is not None:
-        _add_scaled(gradient, weights - anchor, pull)
+        _add_scaled(velocity, weights - anchor, pull)
     if weight_decay:
-        gradient.add_(weights, alpha=weight_decay)
-    velocity.mul_(momentum).add_(gradient)
+        velocity.add_(weights, alpha=weight_decay)
     _add_scaled(weights, velocity, -rate)
 
 

@@ -9,6 +9,7 @@ E examples.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedspd.core.block import Block
+from fedspd.core.losses import Objective
 from fedspd.core.sgd import sgd_step
 
 if TYPE_CHECKING:
@@ -85,31 +87,36 @@ class VmapTrainer:
         pairs = list(zip(updates, batches, strict=True))
         x_GB = torch.stack([update.x[batch] for update, batch in pairs])
         y_GB = torch.stack([update.y[batch] for update, batch in pairs])
-        ones = torch.ones(len(batches[0]), dtype=learner.dtype)
-        weight_GB = torch.stack(
-            [ones if update.weight is None else update.weight[batch] for update, batch in pairs]
-        )
-        gradients = vmap(grad(self._loss, has_aux=True), randomness="different")
+        weights = [update.weight[batch] for update, batch in pairs if update.weight is not None]
+        loss = partial(self._loss, updates[0].objective)
+        in_dims = (0, 0, 0, 0, 0 if weights else None)
+        gradients = vmap(grad(loss, has_aux=True), in_dims, randomness="different")
         gradient_GW, rest_GQ = gradients(
             model_GP[:, :W],
             model_GP[:, W:],
             x_GB.to(device=learner.device, dtype=learner.dtype),
             y_GB.to(learner.device),
-            weight_GB.to(model_GP),
+            torch.stack(weights).to(model_GP) if weights else None,
         )
         return gradient_GW, rest_GQ
 
     def _loss(
-        self, weights_W: Tensor, rest_Q: Tensor, x_B: Tensor, y_B: Tensor, weight_B: Tensor
+        self,
+        objective: Objective,
+        weights_W: Tensor,
+        rest_Q: Tensor,
+        x_B: Tensor,
+        y_B: Tensor,
+        weight_B: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean loss, and the rest of the vector with the buffers after the pass."""
+        """Return the mean to minimise, and the rest of the vector with the buffers after it."""
         tensors = self._tensors(weights_W, rest_Q)
         loss_B = self.learner.loss(functional_call(self.learner.module, tensors, (x_B,)), y_B)
         frozen_Q = rest_Q[: len(rest_Q) - self.buffer_size]
         buffers = [
             tensors[slot.name].reshape(-1).to(rest_Q.dtype) for slot in self.learner.buffer_slots
         ]
-        return (loss_B * weight_B).mean(), torch.cat([frozen_Q, *buffers])
+        return objective(loss_B, weight_B).mean(), torch.cat([frozen_Q, *buffers])
 
     def _tensors(self, weights_W: Tensor, rest_Q: Tensor) -> dict[str, Tensor]:
         """Return one model by tensor name. Buffers are copies, as a pass may write into them."""

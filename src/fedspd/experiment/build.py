@@ -16,7 +16,8 @@ from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, Loss, cross_entropy, squared_error
+from fedspd.core.learner import Learner
+from fedspd.core.losses import Loss, cross_entropy, squared_error
 from fedspd.data.custom import load_source
 from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.partitioning import federate

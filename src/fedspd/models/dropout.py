@@ -1,5 +1,7 @@
 """Dropout like nn.Dropout, at a sixth of its cost on a CPU."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +19,18 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        draw = torch.randint(LEVELS, x.shape, dtype=torch.uint8, device=x.device)
-        kept = draw >= int(self.p * LEVELS)
-        return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
+        return x * self.draw_mask(x.shape, x.dtype, None, x.device)
+
+    def draw_mask(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        generator: torch.Generator | None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Return the factor of every value: 0, or 1 / (1 - p)."""
+        bytes_ = torch.randint(LEVELS, shape, dtype=torch.uint8, device=device, generator=generator)
+        return (bytes_ >= int(self.p * LEVELS)).to(dtype).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -16,7 +16,8 @@ from fedspd.core.block import Block
 from fedspd.core.errors import MethodError
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
-from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
+from fedspd.core.learner import Learner, TrainingOptions
+from fedspd.core.losses import cross_entropy, squared_error
 from fedspd.engines.simulator import Simulator
 from fedspd.runtime.plan import Plan
 
@@ -116,7 +117,10 @@ def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:
 
 
 def make_learner(task: str) -> Learner:
-    """Return a classifier with BatchNorm and dropout, or a linear regression in float64."""
+    """Return a classifier with BatchNorm, or a dense regression in float64, both with dropout.
+
+    The clients of a block train one after another with BatchNorm, and together without.
+    """
     training = TrainingOptions(batch=4, epochs=2)
     if task == "classes":
         return Learner(_classifier, training, cross_entropy)
@@ -129,7 +133,8 @@ def _classifier() -> nn.Module:
 
 
 def _regression() -> nn.Module:
-    return nn.Linear(FEATURES, VALUES)
+    hidden = [nn.Linear(FEATURES, 5), nn.Tanh(), nn.Dropout(0.25)]
+    return nn.Sequential(*hidden, nn.Linear(5, VALUES))
 
 
 def make_examples(task: str, counts: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:

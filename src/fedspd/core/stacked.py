@@ -1,0 +1,341 @@
+"""The small dense models of many clients at once: how a block trains on a CPU.
+
+A step of a small model is too short for torch: calling the operators costs more than they do. Here
+some clients take a step together. A client's result does not depend on which ones these are (see
+stacked_layers.py), nor on the size of another client's batches: a batch is filled up with examples
+of weight 0 to a size that follows from its own alone.
+
+Shapes: C clients, G of them in a group, R examples of a group, E examples of a client, B examples
+of a batch, P parameters of a model, A values of its aligned slots. Tables of a group have
+one spare row, as a product needs two clients to have the bits that it has with many.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedspd.core.keys import Key
+from fedspd.core.sgd import Scale, descend
+from fedspd.core.stacked_layers import Pass, StackedDropout, StackedLayer, round_up, slab
+from fedspd.core.stacked_loss import output_gradient
+from fedspd.core.stacker import stack_layers
+
+if TYPE_CHECKING:
+    from fedspd.core.learner import Learner, LocalUpdate
+
+MOST_PARAMETERS = 100_000  # beyond, the products of one client keep the processor busy
+GROUP_BYTES = 2**21  # of the models of a group: with velocity and batch they stay in the cache
+LEAST_BATCH = 8
+Tables = list[Tensor]  # one for every slot, [G + 1, A]
+
+
+class Layout:
+    """The slots of a model as aligned tables, one for each slot; those that are trained come first.
+
+    Tables of their own, as torch multiplies in one call only into memory without gaps.
+    """
+
+    def __init__(self, learner: "Learner") -> None:
+        self.slots = [*learner.parameter_slots, *learner.buffer_slots]
+        self.trained = [slot for slot in self.slots if slot.start < learner.weights]
+        self.width = sum(round_up(slot.view.numel()) for slot in self.slots)
+
+    def pack(self, model_GP: Tensor) -> Tables:
+        """Return the tables of models, or of their trained parameters alone."""
+        slots = [slot for slot in self.slots if slot.start < model_GP.shape[1]]
+        tables = []
+        for slot in slots:
+            size = slot.view.numel()
+            tables.append(model_GP.new_zeros(len(model_GP) + 1, round_up(size)))
+            tables[-1][:-1, :size] = model_GP[:, slot.start : slot.start + size]
+        return tables
+
+    def unpack(self, tables: Tables, model_GP: Tensor) -> Tensor:
+        """Return the models with the trained parameters of these tables."""
+        for slot, table in zip(self.trained, tables, strict=False):
+            size = slot.view.numel()
+            model_GP[:, slot.start : slot.start + size] = table[:-1, :size]
+        return model_GP
+
+    def views(self, tables: Tables, rows: slice) -> list[Tensor]:
+        """Return the slots of some rows, each [G, ...]."""
+        return [
+            table[rows, : slot.view.numel()].view(-1, *slot.view.shape)
+            for slot, table in zip(self.slots, tables, strict=False)
+        ]
+
+
+class Step(NamedTuple):
+    """Clients whose batches, at the same place in an epoch, are filled up to one size."""
+
+    rows: slice  # of the group's tables
+    columns: slice  # of the tables of examples
+    clients: int
+
+    @property
+    def size(self) -> int:
+        """B, with the examples of weight 0."""
+        return int(self.columns.stop - self.columns.start)
+
+
+def plan_steps(counts: Sequence[int], batch: int) -> list[Step]:
+    """Return the steps of an epoch for clients in descending order of their examples."""
+    steps = []
+    for first in range(0, counts[0], batch):
+        sizes = [padded(count - first, batch) for count in counts if count > first]
+        start = 0
+        while start < len(sizes):
+            stop = start + sizes[start:].count(sizes[start])
+            # A client that is alone is paired with the spare row, the last one.
+            pair = slice(start, len(counts) + 1, len(counts) - start)
+            rows = slice(start, stop) if stop - start > 1 else pair
+            steps.append(Step(rows, slice(first, first + sizes[start]), stop - start))
+            start = stop
+    return steps
+
+
+def padded(size: int, batch: int) -> int:
+    """Return the size to which a batch is filled up: a power of two, at most a full batch."""
+    return min(batch, max(LEAST_BATCH, 1 << (size - 1).bit_length()))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a group in one table; the last row is one of weight 0."""
+
+    x_R: Tensor
+    y_R: Tensor
+    weight_R: Tensor | None
+    counts: list[int]  # in descending order
+    start_G1: Tensor  # first row of every client; of the spare one the last row
+    width: int  # E, in complete batches
+
+    def shuffle(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return index_GE, the rows of every client's examples in a random order."""
+        order_GE = (len(self.y_R) - 1 - self.start_G1).repeat(1, self.width)
+        for g, (count, generator) in enumerate(zip(self.counts, generators, strict=True)):
+            torch.randperm(count, generator=generator, out=order_GE[g, :count])
+        return order_GE.add_(self.start_G1)
+
+
+def gather(
+    x: Sequence[Tensor],
+    y: Sequence[Tensor],
+    weight: Sequence[Tensor] | None,
+    batch: int,
+    dtype: torch.dtype,
+) -> Examples:
+    """Return the examples of a group."""
+    counts = [len(own) for own in y]
+    x_R = torch.zeros(sum(counts) + 1, *x[0].shape[1:], dtype=dtype)
+    torch.cat([own.to(dtype) for own in x], out=x_R[:-1])
+    y_R = torch.cat([*y, torch.zeros_like(y[0][:1])])
+    weight_R = None if weight is None else torch.cat([*weight, torch.ones_like(weight[0][:1])])
+    start_G1 = torch.tensor([0, *accumulate(counts)])[:, None]
+    return Examples(x_R, y_R, weight_R, counts, start_G1, -(-counts[0] // batch) * batch)
+
+
+class StackedTrainer:
+    """Local updates of several clients at once, for a model of known layers."""
+
+    def __init__(self, learner: "Learner", layers: list[StackedLayer]) -> None:
+        self.learner, self.layers, self.layout = learner, layers, Layout(learner)
+        trained = range(len(self.layout.trained))
+        is_trained = [any(slot in trained for slot in layer.slots) for layer in layers]
+        self.first_trained = is_trained.index(True) if any(is_trained) else len(layers)
+        self.dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
+        self.group_size = max(2, GROUP_BYTES // (self.layout.width * learner.flat.itemsize))
+
+    @classmethod
+    def build(cls, learner: "Learner") -> "StackedTrainer | None":
+        """Return the trainer if the model is small and all its layers are known.
+
+        Model and device decide, never a timing, which may come out otherwise next time.
+        """
+        slots = [*learner.parameter_slots, *learner.buffer_slots]
+        if learner.device.type != "cpu" or learner.size > MOST_PARAMETERS:
+            return None
+        layers = stack_layers(learner.module, [slot.view for slot in slots])
+        return None if layers is None else cls(learner, layers)
+
+    def _groups(self, counts: Sequence[int]) -> Iterator[list[int]]:
+        """Yield members of groups: a few at a time, those with most examples first."""
+        order = sorted(range(len(counts)), key=lambda c: -counts[c])
+        for start in range(0, len(order), self.group_size):
+            yield order[start : start + self.group_size]
+
+    # ---- training
+
+    @torch.no_grad()
+    def train(
+        self, model_CP: Tensor, updates: Sequence["LocalUpdate"], keys: Sequence[Key]
+    ) -> Tensor:
+        """Return every client's model after its local update, as the learner's loop does."""
+        trained_CP = model_CP.to(dtype=self.learner.dtype, copy=True)
+        for members in self._groups([len(update.y) for update in updates]):
+            if len(updates[members[0]].y) and self.layout.trained:
+                own, own_keys = [updates[c] for c in members], [keys[c] for c in members]
+                trained_CP[members] = self._train_group(trained_CP[members], own, own_keys)
+        return trained_CP
+
+    def _train_group(
+        self, model_GP: Tensor, updates: list["LocalUpdate"], keys: list[Key]
+    ) -> Tensor:
+        group = _Group(self, model_GP, updates)
+        orders = [key.of("order").torch() for key in keys]
+        drops = [key.of("dropout").torch() for key in keys] if self.dropouts else []
+        for rate in updates[0].rates:
+            masks = self._draw_masks(group.examples, drops)
+            group.run_epoch(rate, group.examples.shuffle(orders), masks)
+        return self.layout.unpack(group.weights, model_GP)
+
+    def _draw_masks(self, examples: Examples, generators: list[torch.Generator]) -> list[Tensor]:
+        """Return the masks of an epoch [G, E, ...]: each client draws those of its examples."""
+        masks, shape = [], tuple(examples.x_R.shape[1:])
+        for layer in self.layers if self.dropouts else ():
+            if isinstance(layer, StackedDropout):
+                mask = examples.x_R.new_zeros(len(generators) + 1, examples.width, *shape)
+                for g, count in enumerate(examples.counts):
+                    mask[g, :count] = layer.draw((count, *shape), mask.dtype, generators[g])
+                masks.append(mask)
+            shape = layer.shape_after(shape)
+        return masks
+
+
+class Programs:
+    """The passes of a group, each with its memory: one for the clients and batch size of a step."""
+
+    def __init__(
+        self,
+        trainer: StackedTrainer,
+        weights: Tables,
+        velocity: Tables,
+        momentum: float,
+        examples: Examples,
+    ) -> None:
+        self.trainer, self.weights, self.velocity = trainer, weights, velocity
+        self.momentum, self.examples = momentum, examples
+        self._programs: dict[tuple[int, int, int], Program] = {}
+
+    def of(self, step: Step) -> "Program":
+        """Return the program of a step."""
+        name = (step.rows.start, step.rows.stop, step.size)
+        if name not in self._programs:
+            self._programs[name] = self._build(step)
+        return self._programs[name]
+
+    def _build(self, step: Step) -> "Program":
+        layout = self.trainer.layout
+        fixed = [None] * (len(layout.slots) - len(layout.trained))
+        velocity = [*layout.views(self.velocity, step.rows), *fixed]
+        weights, is_pair = layout.views(self.weights, step.rows), step.clients == 1
+        of = Pass(weights, velocity, self.momentum, [], is_pair)
+        return Program(self.trainer, of, self.examples.x_R, step.size)
+
+
+class Program:
+    """One pass of some clients, with all its memory."""
+
+    def __init__(self, trainer: StackedTrainer, of: Pass, x_R: Tensor, size: int) -> None:
+        self.of, self.x_R, clients = of, x_R, len(of.weights[0])
+        self.gathered = x_R.new_empty(clients * size, *x_R.shape[1:])
+        self.batch = self.input = self.gathered.view(clients, size, *x_R.shape[1:])
+        if self.batch.stride(0) * self.batch.itemsize % 64:
+            self.input = slab(self.batch, *self.batch.shape[1:])
+        self.layers, value = [], self.input
+        for layer in trainer.layers:
+            self.layers.append(layer.bind(value, of))
+            value = self.layers[-1].output
+        self.output = value
+        self.d = d = slab(value, *value.shape[1:])
+        self.way_back = self.layers[trainer.first_trained :][::-1]
+        for bound in self.way_back:
+            d = bound.connect(d, needs_input=bound is not self.way_back[-1])
+
+    def forward(self, index_GE: Tensor, step: Step) -> Tensor:
+        """Return the outputs [G, B, ...], which the next pass overwrites."""
+        index_R = index_GE[step.rows, step.columns].flatten()
+        torch.index_select(self.x_R, 0, index_R, out=self.gathered)
+        if self.input is not self.batch:
+            self.input.copy_(self.batch)
+        for layer in self.layers:
+            layer.forward()
+        return self.output
+
+    def backward(self) -> None:
+        """Add the gradient to the velocity, which loses what momentum does not keep."""
+        for layer in self.way_back:
+            layer.backward()
+
+
+class _Group:
+    """Clients that take their local updates together."""
+
+    def __init__(
+        self, trainer: StackedTrainer, model_GP: Tensor, updates: list["LocalUpdate"]
+    ) -> None:
+        learner, layout, batch = trainer.learner, trainer.layout, trainer.learner.training.batch
+        self.learner, self.update = learner, updates[0]  # they differ in examples and anchor only
+        weights = [u.weight for u in updates if u.weight is not None]
+        x, y = [u.x for u in updates], [u.y for u in updates]
+        self.examples = gather(x, y, weights or None, batch, learner.dtype)
+        self.weights = layout.pack(model_GP)
+        self.velocity = [torch.zeros_like(table) for table in self.weights[: len(layout.trained)]]
+        self.programs = Programs(
+            trainer, self.weights, self.velocity, self.update.momentum, self.examples
+        )
+        self.write_gradient = output_gradient(
+            learner.example_loss, learner.loss, self.update.objective
+        )
+        self.share_GE = _shares(self.examples, batch).to(model_GP)
+        self.steps = plan_steps(self.examples.counts, batch)
+        factor_W = self.update.factor_W
+        self.factor = None if factor_W is None else layout.pack(factor_W[None].to(model_GP))
+        self.anchor: Tables = []
+        self.pull: Scale = 0.0
+        anchors = [update.anchor_W for update in updates if update.anchor_W is not None]
+        if anchors:
+            self.anchor = layout.pack(torch.stack(anchors).to(model_GP))
+            pulls = torch.tensor([update.pull for update in updates], dtype=torch.double)
+            self.pull = pulls.to(model_GP)[:, None]
+
+    def run_epoch(self, rate: float, index_GE: Tensor, masks: list[Tensor]) -> None:
+        """Take the steps of one epoch."""
+        y_GE = self.examples.y_R[index_GE]
+        weight_R = self.examples.weight_R
+        weight_GE = None if weight_R is None else weight_R[index_GE]
+        for step in self.steps:
+            program, at = self.programs.of(step), (step.rows, step.columns)
+            program.of.masks = [mask[at] for mask in masks]
+            output = program.forward(index_GE, step)
+            weight = None if weight_GE is None else weight_GE[at]
+            self.write_gradient(output, y_GE[at], weight, self.share_GE[at], program.d)
+            program.backward()
+            self._descend(step, rate)
+            self.learner.effort.steps += step.clients
+
+    def _descend(self, step: Step, rate: float) -> None:
+        rows = slice(step.rows.start, step.rows.start + step.clients)
+        for number, velocity in enumerate(self.velocity):
+            descend(
+                self.weights[number][rows],
+                velocity[rows],
+                rate if self.factor is None else rate * self.factor[number][:1],
+                weight_decay=self.learner.training.weight_decay,
+                anchor=self.anchor[number][rows] if self.anchor else None,
+                pull=self.pull if isinstance(self.pull, float) else self.pull[rows],
+            )
+
+
+def _shares(examples: Examples, batch: int) -> Tensor:
+    """Return the share of every example in the mean of its batch; 0 where there is none."""
+    share_GE = torch.zeros(len(examples.counts) + 1, examples.width, dtype=torch.double)
+    for g, count in enumerate(examples.counts):
+        full = count - count % batch
+        share_GE[g, :full] = 1 / batch
+        share_GE[g, full:count] = 1 / max(count - full, 1)
+    return share_GE
