@@ -22,6 +22,8 @@ TARGETS = {
     "training_1": 1.6,
     "training_2": 1.6,
     "second_worker": 0.95,
+    "small_20": 3.0,
+    "small_200": 8.0,
     "round": 1.1,
     "growth": 1.15,
     "start": 3.0,
@@ -67,6 +69,7 @@ def test_bench_documents_every_ratio():
     [
         ("training_1", "fedspd", "plain"),
         ("second_worker", "fedspd", "plain"),
+        ("small_20", "fedspd", "plain"),
         ("round", "round", "passes"),
         ("growth", "clients_200", "clients_20"),
         ("start", "first_step", "import_torch"),
