@@ -10,10 +10,12 @@ import torch
 
 from fedspd.algorithms import populations
 from fedspd.algorithms.populations import (
+    LEAST_RATIO,
     choose_clusters,
     find_corners,
     find_directions,
     first_mixture,
+    largest_gap,
     network_largest,
     network_mean,
 )
@@ -160,7 +162,11 @@ def test_clusters_are_as_many_as_populations(count):
         V_NMQ = yield from find_directions(d_NQ, 4, data, KEY)
         return (yield from choose_clusters((V_NMQ * d_NQ[:, None]).sum(2), d_NQ, data))
 
-    assert solve(search, graph).tolist() == [count] * 40
+    clusters_N, value_NM = solve(search, graph)
+    assert clusters_N.tolist() == [count] * 40
+    clusters_1, ratio_1 = largest_gap(value_NM[:1], 40)
+    assert clusters_1.tolist() == [count]
+    assert (float(ratio_1[0]) >= LEAST_RATIO) == (count > 1)
 
 
 def test_two_clients_are_never_two_populations():
@@ -170,7 +176,9 @@ def test_two_clients_are_never_two_populations():
         V_NMQ = yield from find_directions(d_NQ, 3, data, KEY)
         return (yield from choose_clusters((V_NMQ * d_NQ[:, None]).sum(2), d_NQ, data))
 
-    assert solve(search, Graph.from_edges(2, [(0, 1)])).tolist() == [1, 1]
+    clusters_N, value_NM = solve(search, Graph.from_edges(2, [(0, 1)]))
+    assert clusters_N.tolist() == [1, 1]
+    assert largest_gap(value_NM, 2)[1].tolist() == [0, 0]  # one eigenvalue has no ratio
 
 
 def successive_projection(z_NM, S: int):
@@ -249,7 +257,7 @@ def test_all_vectors_zero_find_nothing():
     def search(data):
         V_NMQ = yield from find_directions(d_NQ, 2, data, KEY)
         z_NM = (V_NMQ * d_NQ[:, None]).sum(2)
-        clusters = yield from choose_clusters(z_NM, d_NQ, data)
+        clusters, _ = yield from choose_clusters(z_NM, d_NQ, data)
         two = torch.full((6,), 2)
         corner_NSM, _ = yield from find_corners(z_NM, two, 2, data)
         return clusters, corner_NSM, (yield from first_mixture(z_NM, corner_NSM, two, data))

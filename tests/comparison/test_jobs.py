@@ -2,9 +2,41 @@
 
 import pytest
 
-from fedspd.comparison.jobs import list_jobs, parse_grid
+from fedspd.algorithms import METHODS
+from fedspd.comparison.jobs import choose_methods, list_jobs, parse_grid
 from fedspd.config import load
 from fedspd.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(("words", "values"), [([], [0, 10]), (["fedavg.finetune=4"], [0, 4])])
+def test_recommended_methods_have_fedavg_plain_and_fine_tuned(words, values):
+    methods, grid = choose_methods(None, load(overrides=words))
+    assert methods == ["fedspd-split", "fedspd", "fedavg", "local"]
+    assert grid == {"fedavg.finetune": values}
+    names = [job.name for job in list_jobs(load(overrides=words), methods, 1, grid)]
+    assert names == [
+        "fedspd-split,seed=0",
+        "fedspd,seed=0",
+        f"fedavg.finetune={values[0]},fedavg,seed=0",
+        "local,seed=0",
+        f"fedavg.finetune={values[1]},fedavg,seed=0",
+    ]
+
+
+def test_all_methods_have_the_configs_own_method_before_them():
+    methods, grid = choose_methods("all", load(overrides=["method=ifca"]))
+    assert methods == list(METHODS)
+    assert grid == {"fedavg.finetune": [0, 10]}
+    assert choose_methods(None, load(overrides=["method=ifca"]))[0][0] == "ifca"
+
+
+def test_named_methods_are_taken_as_they_are():
+    assert choose_methods(" fedavg, local,", load()) == (["fedavg", "local"], {})
+
+
+def test_a_grid_that_varies_the_fine_tuning_keeps_its_values():
+    grid = {"fedavg.finetune": [1, 2], "clusters": [2, 3]}
+    assert choose_methods(None, load(), grid)[1] == grid
 
 
 def test_jobs_are_every_method_with_every_seed_from_the_configs_on():

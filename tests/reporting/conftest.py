@@ -163,11 +163,11 @@ def three_seeds(write_run):
 
 @pytest.fixture
 def compare():
-    """Return a function that compares the runs in these folders with FedSPD."""
+    """Return a function that compares the runs in these folders with FedSPD, or another method."""
 
-    def compare(*folders):
+    def compare(*folders, reference="fedspd"):
         runs, unfinished = read_runs(folders)
         selected, others = select_comparable(runs)
-        return compare_runs(selected, "fedspd", unfinished + others)
+        return compare_runs(selected, reference, unfinished + others)
 
     return compare

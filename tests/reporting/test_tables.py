@@ -46,7 +46,7 @@ def test_best_is_chosen_among_all_methods_at_a_shared_point(write_run, compare):
     for k in range(4):
         config = {"fedavg": {"finetune": k}}
         folders.append(write_run(f"f{k}", "fedavg", scores=(0.5 + k / 10,) * 2, config=config))
-    assert best_rows(compare(*folders), "accuracy (%)") == ["fedavg, fedavg.finetune=3"]
+    assert best_rows(compare(*folders), "accuracy (%)") == ["fedavg, finetune=3"]
 
 
 def test_scores_that_differ_in_their_last_digit_are_all_best(write_run, compare):

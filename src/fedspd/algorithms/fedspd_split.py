@@ -68,6 +68,7 @@ class State:
     losses_CSE: Tensor  # of every example under every cluster
     clusters_C: Tensor  # S as it was found; 1 before the split
     labelling_C: Tensor  # which cluster is which (labellings.py); -1: the client joins one
+    spectrum_CM: Tensor  # the eigenvalues that S was chosen by; 0 where it was not
     assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
     loss_C: Tensor  # mean negative log-likelihood
 
@@ -120,6 +121,7 @@ class FedSPDSplit(Algorithm[State]):
             torch.zeros(C, S, data.width, dtype=learner.dtype),
             torch.ones(C, dtype=torch.long),
             torch.full((C,), NO_LABELLING if self._splits(data) else 0),
+            model_CP.new_zeros(C, self.max_clusters),
             torch.where(data.present_CE, 0, -1),
             torch.full((C,), torch.nan, dtype=torch.double),
         )
@@ -159,7 +161,10 @@ class FedSPDSplit(Algorithm[State]):
         z_CM = (V_CMQ * d_CQ[:, None]).sum(2)
         clusters_C = torch.full((len(data),), self.clusters)
         if not self.clusters:
-            clusters_C = yield from choose_clusters(z_CM, d_CQ, data)
+            clusters_C, value_CM = yield from choose_clusters(z_CM, d_CQ, data)
+            spectrum_CM = torch.zeros_like(state.spectrum_CM)
+            spectrum_CM[:, :count] = value_CM
+            state = replace(state, spectrum_CM=spectrum_CM)
         found = yield from find_corners(z_CM, clusters_C, self.cluster_limit, data)
         corner_CSM, labelling_C = found
         mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
@@ -265,7 +270,11 @@ class FedSPDSplit(Algorithm[State]):
 
     def observe(self, state: State) -> Observation:
         return Observation(
-            state.loss_C, state.mixture_CS, state.assignment_CE, clusters_C=state.clusters_C
+            state.loss_C,
+            state.mixture_CS,
+            state.assignment_CE,
+            clusters_C=state.clusters_C,
+            spectrum_CM=state.spectrum_CM,
         )
 
     def personal_model(self, learner: Learner, state: State) -> nn.Module:

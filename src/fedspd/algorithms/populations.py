@@ -112,28 +112,32 @@ def _orthonormalise(w_CMQ: Tensor) -> Tensor:
     return V_CMQ
 
 
-def choose_clusters(z_CM: Tensor, d_CQ: Tensor, data: Block) -> Round[Tensor]:
-    """Return clusters_C, one number for the network: the eigenvalues' largest gap decides.
+def choose_clusters(z_CM: Tensor, d_CQ: Tensor, data: Block) -> Round[tuple[Tensor, Tensor]]:
+    """Return clusters_C, one number for the network, and the eigenvalues whose gap decides it.
 
     The clients' estimates differ a little, so that the client with the lowest id decides for all.
     """
     share_CM = _divide(z_CM.square(), d_CQ.square().sum(1, keepdim=True))
     value_C1M = yield from network_mean(share_CM[:, None], data)
-    own_C = _largest_gap(value_C1M[:, 0], data.network_size)
+    own_C, _ = largest_gap(value_C1M[:, 0], data.network_size)
     offer_C2 = torch.stack([-torch.tensor(data.clients), own_C], 1).to(z_CM)
     agreed_C2 = yield from network_largest(offer_C2, data)
-    return agreed_C2[:, 1].round().clamp(1, z_CM.shape[1]).long()  # one may send any number
+    # One may send any number.
+    return agreed_C2[:, 1].round().clamp(1, z_CM.shape[1]).long(), value_C1M[:, 0]
 
 
-def _largest_gap(value_CM: Tensor, network_size: int) -> Tensor:
-    """Return S = 1 + the eigenvalues before the largest ratio of two in a row, or 1."""
+def largest_gap(value_CM: Tensor, network_size: int) -> tuple[Tensor, Tensor]:
+    """Return S = 1 + the eigenvalues before the largest ratio of two in a row, and this ratio.
+
+    S is 1 if the ratio is below LEAST_RATIO. The ratio is 0 if there are no two eigenvalues.
+    """
     usable = min(value_CM.shape[1], network_size - 1)  # the rank that so many clients allow
     if usable < 2:
-        return torch.ones(len(value_CM), dtype=torch.long)
+        return torch.ones(len(value_CM), dtype=torch.long), value_CM.new_zeros(len(value_CM))
     value_CM = value_CM[:, :usable].clamp(min=0)
     ratio_CM = _divide(value_CM[:, :-1], value_CM[:, 1:].clamp(min=1e-12))
     best = ratio_CM.max(1)
-    return torch.where(best.values >= LEAST_RATIO, best.indices + 2, 1)
+    return torch.where(best.values >= LEAST_RATIO, best.indices + 2, 1), best.values
 
 
 def find_corners(

@@ -3,16 +3,18 @@
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from fedspd.algorithms import METHODS
 from fedspd.cli.progress import ComparisonProgress
 from fedspd.cli.running import new_folder
 from fedspd.cli.tables import comparison_table, fits_console, wide_console
-from fedspd.comparison.jobs import Job, list_jobs, parse_grid
+from fedspd.comparison import advice
+from fedspd.comparison.jobs import Job, choose_methods, list_jobs, parse_grid
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
@@ -32,7 +34,8 @@ def compare(
     """Run the methods with all seeds, and write and show the report."""
     base = load(*split_arguments(settings))
     folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
-    jobs = list_jobs(base, _split_methods(methods), seeds)
+    chosen, grid = choose_methods(methods, base)
+    jobs = list_jobs(base, chosen, seeds, grid)
     _run(jobs, folder, workers, base.method, as_json)
 
 
@@ -54,8 +57,26 @@ def sweep(
         )
     base = load(path, overrides)
     folder = out or new_folder(f"sweep-{Path(base.data.name).stem}")
-    jobs = list_jobs(base, _split_methods(methods), seeds, grid)
+    chosen, grid = choose_methods(methods, base, grid)
+    jobs = list_jobs(base, chosen, seeds, grid)
     _run(jobs, folder, workers, base.method, as_json)
+
+
+def advise(settings: list[str], workers: int, as_json: bool) -> None:
+    """Train a few methods for a few rounds, and say which one fits the data."""
+    base = advice.shorten(load(*split_arguments(settings)))
+    jobs = list_jobs(base, advice.METHODS, 1, choose_methods(None, base)[1])
+    with (
+        tempfile.TemporaryDirectory(prefix="fedspd-") as temporary,
+        ComparisonProgress(jobs, as_json) as progress,
+    ):
+        run_all(jobs, Path(temporary) / "runs", workers, [progress])
+        comparison = pages.read_comparison([Path(temporary) / "runs"], advice.SPLIT)
+    given = advice.advise(comparison, advice.training_labels(base))
+    assert given is not None
+    print(given.sentence, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps({"rounds": base.rounds, **asdict(given)}))
 
 
 def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
@@ -66,16 +87,12 @@ def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
     _show(comparison, folder, as_json)
 
 
-def _split_methods(methods: str | None) -> list[str]:
-    if methods is None:
-        return list(METHODS)
-    return [name.strip() for name in methods.split(",") if name.strip()]
-
-
 def _run(jobs: list[Job], folder: Path, workers: int, reference: str, as_json: bool) -> None:
     with _continue_hint(folder), ComparisonProgress(jobs, as_json) as progress:
         run_all(jobs, folder, workers, [progress], reference)
-    _show(pages.write_report([folder], folder, reference), folder, as_json)
+    comparison = pages.write_report([folder], folder, reference)
+    given = advice.advise(comparison, advice.training_labels(jobs[0].config))
+    _show(comparison, folder, as_json, given)
 
 
 @contextmanager
@@ -92,17 +109,22 @@ def _continue_hint(folder: Path) -> Iterator[None]:
         raise
 
 
-def _show(comparison: Comparison, folder: Path, as_json: bool) -> None:
+def _show(
+    comparison: Comparison, folder: Path, as_json: bool, given: advice.Advice | None = None
+) -> None:
     for note in comparison.notes:
         print(f"fedspd: {note}", file=sys.stderr)
     console = wide_console(is_stderr=as_json)
     console.print(comparison_table(comparison, partial(fits_console, console)))
     for alarm in comparison.alarms:
         console.print(alarm, style="yellow", markup=False)
+    if given:
+        console.print(f"Advice: {given.sentence}", markup=False, highlight=False, soft_wrap=True)
     page = folder / "report.html"
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
     if as_json:
         document = pages.to_json(comparison)
         for row in document["rows"]:
             del row["curve"], row["clients"]
+        document["advice"] = asdict(given) if given else None
         print(json.dumps({"folder": str(folder), "report": str(page), **document}))

@@ -72,7 +72,11 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="End with one line of JSON on standard output.")
 ]
 Methods = Annotated[
-    str | None, typer.Option(help="Run these methods, separated by commas; default: all.")
+    str | None,
+    typer.Option(
+        help="Run these methods, separated by commas, or all; default: fedspd-split, fedspd, "
+        "fedavg plain and fine-tuned, local."
+    ),
 ]
 Seeds = Annotated[
     int, typer.Option(help="Repeat with this many seeds, each with its own partition and graph.")
@@ -158,6 +162,16 @@ def sweep(
     from fedspd.cli import comparison
 
     comparison.sweep(settings or [], methods, seeds, out, workers, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def advise(
+    settings: Settings = None, workers: Workers = DEFAULT_WORKERS, as_json: AsJson = False
+) -> None:
+    """Say which method fits the data and why, after a few rounds of three methods."""
+    from fedspd.cli import comparison
+
+    comparison.advise(settings or [], workers, as_json)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -133,12 +133,12 @@ def _comparison_table(comparison: Comparison, columns: list[Column], metric: str
         box=box.SIMPLE_HEAD,
         show_edge=False,
     )
-    for name in [*comparison.axes, "method"]:
+    for name in [*comparison.shared_axes, "method"]:
         table.add_column(name.rpartition(".")[2], no_wrap=True)
     for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     for row in comparison.rows:
-        names = [escape(name) for name in [*point_cells(comparison, row), row.method]]
+        names = [escape(name) for name in [*point_cells(comparison, row), row.name]]
         table.add_row(*names, *(_cell(comparison, row, column) for column in columns))
     return table
 

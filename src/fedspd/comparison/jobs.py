@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedspd.algorithms import METHODS
 from fedspd.config import (
     METHOD_TABLES,
     ExperimentConfig,
@@ -18,6 +19,9 @@ from fedspd.core.imports import options_table
 from fedspd.storage.atomic import Json
 
 OPTIONS_TABLES = {*METHOD_TABLES, "options"}
+RECOMMENDED = ("fedspd-split", "fedspd", "fedavg", "local")  # FedAvg plain and fine-tuned
+FINETUNE, FINETUNE_EPOCHS = "fedavg.finetune", 10
+ALL = "all"  # methods
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,24 @@ class Job:
     name: str  # of its run folder
     config: ExperimentConfig
     point: Json  # the values of the swept keys
+
+
+def choose_methods(
+    methods: str | None, base: ExperimentConfig, grid: dict[str, list[Any]] | None = None
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the methods that a user names, and the grid with the fine-tuned FedAvg.
+
+    None stands for the recommended methods and `all` for every method; the config's own method is
+    always among these. FedAvg then runs twice, unless the grid varies its fine-tuning already.
+    """
+    grid = dict(grid or {})
+    if methods is not None and methods.strip() != ALL:
+        return [name.strip() for name in methods.split(",") if name.strip()], grid
+    chosen = RECOMMENDED if methods is None else tuple(METHODS)
+    own = () if base.method in chosen else (base.method,)
+    if FINETUNE not in grid:
+        grid[FINETUNE] = [0, as_dict(base)["fedavg"]["finetune"] or FINETUNE_EPOCHS]
+    return [*own, *chosen], grid
 
 
 def list_jobs(

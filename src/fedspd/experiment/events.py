@@ -53,6 +53,8 @@ def metrics_fields(measures: Measures) -> Json:
         fields["loss"] = plain(measures.loss_C)
     if measures.clusters_C is not None:
         fields["clusters"] = int(measures.clusters_C.max())
+    if measures.spectrum_CM is not None and measures.spectrum_CM[0].any():
+        fields["spectrum"] = plain(measures.spectrum_CM[0])  # the first client's decides for all
     if measures.mixture_CS is not None:
         fields["mixture"] = plain(measures.mixture_CS[:, : _clusters(measures)])
     if measures.table_CSD is not None:
@@ -144,6 +146,7 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "clients": {name: final.get(name) for name in ("accuracy", "test_loss", "mixture")},
         "newcomers": _newcomers(final),
         "clusters": final.get("clusters"),
+        "spectrum": final.get("spectrum"),
         "distributions": _distributions(run_folder, final),
         "purity": final.get("purity"),
         "adjusted_rand_index": final.get("adjusted_rand_index"),

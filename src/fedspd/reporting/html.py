@@ -75,7 +75,7 @@ def render_page(
 def _title(comparison: Comparison) -> str:
     methods = list(dict.fromkeys(row.method for row in comparison.rows))
     subject = f"{len(methods)} methods" if len(methods) > 1 else methods[0]
-    axes = ", ".join(comparison.axes)
+    axes = ", ".join(comparison.shared_axes if len(methods) > 1 else comparison.axes)
     return f"{subject} by {axes}" if axes else f"{subject} compared"
 
 
@@ -136,7 +136,7 @@ def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _render_main_table(comparison: Comparison) -> str:
     columns = tables.comparison_columns(comparison)
-    names = [f"<th class=name>{escape(name)}</th>" for name in [*comparison.axes, "method"]]
+    names = [f"<th class=name>{escape(name)}</th>" for name in [*comparison.shared_axes, "method"]]
     titles = [f'<th title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns]
     rows = []
     for row in comparison.rows:
@@ -144,7 +144,7 @@ def _render_main_table(comparison: Comparison) -> str:
         rows.append(
             [
                 *(f"<td class=name>{escape(value)}</td>" for value in values),
-                f"<th class=name scope=row>{escape(row.method)}</th>",
+                f"<th class=name scope=row>{escape(row.name)}</th>",
                 *(_render_cell(comparison, row, column) for column in columns),
             ]
         )

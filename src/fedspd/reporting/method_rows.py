@@ -10,6 +10,7 @@ from fedspd.reporting.points import (
     distinct_points,
     format_label,
     format_point,
+    is_plain,
     without_own_options,
 )
 from fedspd.reporting.runs import Run
@@ -64,6 +65,13 @@ class MethodRow:
         return format_label(self.method, self.point)
 
     @property
+    def name(self) -> str:
+        """The method with its own options, if they are not the default."""
+        shared = self.shared_point
+        own = {key: value for key, value in self.point.items() if key not in shared}
+        return format_label(self.method, own)
+
+    @property
     def shared_point(self) -> Json:
         return without_own_options(self.method, self.point)
 
@@ -82,6 +90,12 @@ class Comparison:
     def shared_points(self) -> list[Json]:
         """The points at which methods are compared."""
         return distinct_points(row.shared_point for row in self.rows)
+
+    @property
+    def shared_axes(self) -> list[str]:
+        """The keys of the shared points: those that are not an option of one method."""
+        keys = {key for point in self.shared_points for key in point}
+        return [axis for axis in self.axes if axis in keys]
 
     @property
     def example(self) -> Run:
@@ -103,15 +117,20 @@ def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ())
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: order[canonical_json(run.point)]):
         groups.setdefault((run.method, canonical_json(run.point)), []).append(run)
+    # A method that runs with several values of its own options stands here with the defaults.
+    plain = {
+        (method, canonical_json(group[0].shared_point)): group
+        for (method, _), group in groups.items()
+        if is_plain(method, group[0].point)
+    }
     rows = []
     for (method, _), group in groups.items():
-        # The reference has no row here if it runs with several values of its own options.
-        opponents = groups.get((reference, canonical_json(group[0].shared_point)))
-        alone = groups.get((ALONE, canonical_json(group[0].shared_point)))
+        opponents = plain.get((reference, canonical_json(group[0].shared_point)))
+        alone = plain.get((ALONE, canonical_json(group[0].shared_point)))
         rows.append(
             _summarise(
                 group,
-                None if method == reference else opponents,
+                None if group is opponents else opponents,
                 None if method == ALONE else alone,
             )
         )

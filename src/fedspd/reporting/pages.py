@@ -14,15 +14,8 @@ from fedspd.storage.run_folder import RunFolder
 
 
 def write_report(folders: Sequence[Path], out: Path, reference: str) -> Comparison:
-    """Write the report of the comparable finished runs in these folders into `out`.
-
-    All methods are compared with the reference method of the first comparison folder; `reference`
-    is that of runs without one.
-    """
-    runs, unfinished_notes = read_runs(folders)
-    selected, other_notes = select_comparable(runs)
-    reference = read_reference(folders) or reference
-    comparison = compare_runs(selected, reference, unfinished_notes + other_notes)
+    """Write the report of the comparable finished runs in these folders into `out`."""
+    comparison = read_comparison(folders, reference)
     figures = run_figures.draw_comparison(comparison)
     figures_by_point = run_figures.draw_points(comparison)
     with disk_errors(out):
@@ -36,6 +29,18 @@ def write_report(folders: Sequence[Path], out: Path, reference: str) -> Comparis
     return comparison
 
 
+def read_comparison(folders: Sequence[Path], reference: str) -> Comparison:
+    """Return the comparison of the comparable finished runs in these folders.
+
+    All methods are compared with the reference method of the first comparison folder; `reference`
+    is that of runs without one.
+    """
+    runs, unfinished_notes = read_runs(folders)
+    selected, other_notes = select_comparable(runs)
+    reference = read_reference(folders) or reference
+    return compare_runs(selected, reference, unfinished_notes + other_notes)
+
+
 def to_json(comparison: Comparison) -> Json:
     """Return all statistics of the comparison, and which runs they come from."""
     runs = [
@@ -45,7 +50,7 @@ def to_json(comparison: Comparison) -> Json:
     document = {
         "reference": comparison.reference,
         "axes": comparison.axes,
-        "rows": [asdict(row) for row in comparison.rows],
+        "rows": [{"name": row.name, **asdict(row)} for row in comparison.rows],
         "notes": comparison.notes,
         "alarms": comparison.alarms,
         "runs": runs,

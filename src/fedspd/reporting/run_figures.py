@@ -109,13 +109,23 @@ def draw_comparison(comparison: Comparison) -> Figures:
     drawn: Figures = {}
     for axis in comparison.axes:
         panels = _drawable_panels(accuracy_along(comparison, axis))
-        if any(len(line) > 1 for panel in panels.values() for line in panel.values()):
+        lines = [line for panel in panels.values() for line in panel.values()]
+        if any(len(line) > _fewest(comparison, axis) for line in lines):
             drawn[f"accuracy-by-{axis}"] = figures.draw_accuracy_by_value(axis, panels)
     if _has_few_curves(comparison):
         only, *others = comparison.shared_points
         rows = _rows_at(comparison, only)
         drawn |= _draw_curves({row.label: row for row in comparison.rows} if others else rows)
     return drawn | _draw_network_and_mixtures(RunFolder(comparison.example.folder))
+
+
+def _fewest(comparison: Comparison, axis: str) -> int:
+    """Return how many values of the axis the table shows well enough without a figure.
+
+    With two values of one method's own option, among other methods, it has two rows to compare.
+    """
+    is_own = axis not in comparison.shared_axes
+    return 2 if is_own and len({row.method for row in comparison.rows}) > 1 else 1
 
 
 def draw_points(comparison: Comparison) -> dict[str, Figures]:

@@ -258,19 +258,20 @@ def is_equal(one: float, other: float) -> bool:
 
 
 def point_cells(comparison: Comparison, row: MethodRow) -> list[str]:
-    """Return the row's value on each axis."""
-    return [str(row.point.get(axis, MISSING)) for axis in comparison.axes]
+    """Return the row's value on each shared axis."""
+    return [str(row.point.get(axis, MISSING)) for axis in comparison.shared_axes]
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return the table with the best values in bold, the meaning of its columns and all remarks."""
     columns = comparison_columns(comparison)
-    head = [*comparison.axes, "method", *(column.title for column in columns)]
-    alignment = ["---"] * (len(comparison.axes) + 1) + ["---:"] * len(columns)
+    names = [*comparison.shared_axes, "method"]
+    head = [*names, *(column.title for column in columns)]
+    alignment = ["---"] * len(names) + ["---:"] * len(columns)
     rows = [head, alignment]
     for row in comparison.rows:
         cells = [_markdown_cell(comparison, row, column) for column in columns]
-        rows.append([*point_cells(comparison, row), row.method, *cells])
+        rows.append([*point_cells(comparison, row), row.name, *cells])
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows]
     legend = [f"- {column.title}: {column.meaning}" for column in columns]
     return "\n".join(["# Comparison", "", *table, "", *legend, *_list_remarks(comparison)]) + "\n"

@@ -125,6 +125,7 @@ class BlockRunner:
             None if seen.centers_CSP is None else _moments(seen.centers_CSP),
             None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
             self._tests(right),
+            _as_float64(seen.spectrum_CM),
         )
 
     def _test(self) -> tuple[list[Tensor | None], NDArray[np.float64]]:

@@ -23,6 +23,7 @@ class Measures:
     table_CSD     number of examples by cluster and true distribution
     moments       sums over the clients' centers, for the consensus distance
     clusters_C    number of clusters that the client found
+    spectrum_CM   eigenvalues by which this number was found
     tests_C2D     wrong (0) and right (1) test examples by true distribution; None if either is
                   unknown
     """
@@ -35,6 +36,7 @@ class Measures:
     moments: CenterMoments | None
     clusters_C: NDArray[np.int64] | None = None
     tests_C2D: NDArray[np.int64] | None = None
+    spectrum_CM: NDArray[np.float64] | None = None
 
     @classmethod
     def merge(cls, parts: Sequence["Measures"]) -> "Measures":
@@ -49,6 +51,7 @@ class Measures:
             sum(moments[1:], start=moments[0]) if moments else None,
             _concatenate([part.clusters_C for part in parts]),
             _concatenate([part.tests_C2D for part in parts]),
+            _concatenate([part.spectrum_CM for part in parts]),
         )
 
 
