@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(INSTALLED)  ## FedSPD against local-only training, on digits that need no download
+demo: $(INSTALLED)  ## five methods on clients that label digits differently, no download
 	$(BIN)/fedspd demo
 
 # one thread for each of the two test processes

@@ -308,3 +308,18 @@ def test_accuracy_by_value_has_one_colour_per_method_and_intervals_side_by_side(
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["fedspd", "local"]
     assert note(figure) == "bar: 95 % interval over seeds"
+
+
+def test_layout_fills_the_square_and_keeps_clients_apart() -> None:
+    """Two clients with the same neighbours would lie on each other."""
+    edges = [(0, 1), (0, 2), (3, 1), (3, 2), (1, 2), (4, 0), (5, 3), (4, 5)]
+    place_N2 = figures._layout(edges, 6)
+    assert np.allclose([place_N2.min(0), place_N2.max(0)], [[-1, -1], [1, 1]])
+    distance_NN = np.linalg.norm(place_N2[:, None] - place_N2[None], axis=2)
+    assert distance_NN[~np.eye(6, dtype=bool)].min() > 0.3
+
+
+def test_layout_of_a_line_stays_a_line() -> None:
+    place_N2 = figures._fill(np.array([[0.0, 0.0], [1.0, 0.01], [2.0, 0.0]]))
+    assert np.allclose(place_N2[:, 0], [-1, 0, 1])
+    assert np.abs(place_N2[:, 1]).max() < 0.02

@@ -67,7 +67,7 @@ def test_difference_ignores_the_other_methods_own_options(write_run, compare):
     rows = compare(write_run("fedspd", scores=(0.6, 0.6)), *tuned).rows
     assert [row.label for row in rows] == [
         "fedspd",
-        "fedavg",
+        "fedavg, finetune=0",
         "fedavg, finetune=0.1",
     ]
     differences = [row.difference and round(row.difference.mean, 9) for row in rows]
@@ -175,11 +175,11 @@ def test_accuracy_along_an_axis_has_a_panel_per_point_of_the_others(write_run, c
     panels = accuracy_along(compare(*folders), "topology.degree")
     assert list(panels) == ["clusters=1", "clusters=3"]
     for panel in panels.values():
-        assert list(panel) == ["fedspd", "fedavg", "fedavg, finetune=5"]
+        assert list(panel) == ["fedspd", "fedavg, finetune=0", "fedavg, finetune=5"]
         assert [value for value, _ in panel["fedspd"]] == [2, 4]
 
 
-def test_a_reference_with_several_options_is_the_one_with_the_defaults(write_run, compare):
+def test_a_reference_with_several_options_is_the_first_one(write_run, compare):
     """FedAvg as reference, plain and fine-tuned: the plain one has no difference to itself."""
     tuned = [
         write_run(f"f{k}", "fedavg", scores=(score,) * 2, config={"fedavg": {"finetune": k}})
@@ -188,7 +188,7 @@ def test_a_reference_with_several_options_is_the_one_with_the_defaults(write_run
     rows = compare(*tuned, write_run("local", "local", scores=(0.3, 0.3)), reference="fedavg").rows
     differences = {row.name: row.difference and row.difference.mean for row in rows}
     assert differences == {
-        "fedavg": None,
+        "fedavg, finetune=0": None,
         "fedavg, finetune=10": pytest.approx(0.1),
         "local": pytest.approx(-0.1),
     }
@@ -204,4 +204,7 @@ def test_own_options_are_part_of_the_name_and_no_shared_axis(write_run, compare)
     comparison = compare(*folders)
     assert comparison.axes == ["topology.degree", "fedavg.finetune"]
     assert comparison.shared_axes == ["topology.degree"]
-    assert [row.name for row in comparison.rows] == ["fedavg", "fedavg, finetune=10"] * 2
+    assert [row.name for row in comparison.rows] == [
+        "fedavg, finetune=0",
+        "fedavg, finetune=10",
+    ] * 2

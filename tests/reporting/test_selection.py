@@ -54,7 +54,7 @@ def test_settings_that_differ_distinguish_runs(write_run, compare):
     folders = [write_run(f"w{k}", config={"fedspd": {"warmup": k}}) for k in (0, 5)]
     comparison = compare(*folders, write_run("fedavg", "fedavg"))
     assert [row.label for row in comparison.rows] == [
-        "fedspd",
+        "fedspd, warmup=0",
         "fedspd, warmup=5",
         "fedavg",
     ]

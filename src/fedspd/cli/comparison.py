@@ -1,4 +1,4 @@
-"""The commands compare, sweep and report."""
+"""The commands compare, sweep, demo, advise and report."""
 
 import json
 import shlex
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
 from fedspd.cli.progress import ComparisonProgress
@@ -21,6 +22,8 @@ from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.reporting import pages
 from fedspd.reporting.method_rows import Comparison
 from fedspd.reporting.runs import is_comparison
+
+DEMO_SEEDS = 5
 
 
 def compare(
@@ -62,6 +65,15 @@ def sweep(
     _run(jobs, folder, workers, base.method, as_json)
 
 
+def demo(out: Path | None, workers: int, as_json: bool) -> None:
+    """Compare the recommended methods on two populations of clients that label differently."""
+    with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
+        base = load(path)
+    chosen, grid = choose_methods(None, base)
+    jobs = list_jobs(base, chosen, DEMO_SEEDS, grid)
+    _run(jobs, out or new_folder("demo"), workers, base.method, as_json)
+
+
 def advise(settings: list[str], workers: int, as_json: bool) -> None:
     """Train a few methods for a few rounds, and say which one fits the data."""
     base = advice.shorten(load(*split_arguments(settings)))
@@ -72,7 +84,7 @@ def advise(settings: list[str], workers: int, as_json: bool) -> None:
     ):
         run_all(jobs, Path(temporary) / "runs", workers, [progress])
         comparison = pages.read_comparison([Path(temporary) / "runs"], advice.SPLIT)
-    given = advice.advise(comparison, advice.training_labels(base))
+    given = advice.advise(comparison.runs, advice.training_labels(base))
     assert given is not None
     print(given.sentence, file=sys.stderr if as_json else sys.stdout)
     if as_json:
@@ -91,7 +103,7 @@ def _run(jobs: list[Job], folder: Path, workers: int, reference: str, as_json: b
     with _continue_hint(folder), ComparisonProgress(jobs, as_json) as progress:
         run_all(jobs, folder, workers, [progress], reference)
     comparison = pages.write_report([folder], folder, reference)
-    given = advice.advise(comparison, advice.training_labels(jobs[0].config))
+    given = advice.advise(comparison.runs, advice.training_labels(jobs[0].config))
     _show(comparison, folder, as_json, given)
 
 

@@ -198,15 +198,15 @@ def report(
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="Write into this folder; default: a new one in runs/."),
+        typer.Option(help="Write or continue in this folder; default: a new one in runs/."),
     ] = None,
     workers: Workers = DEFAULT_WORKERS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare FedSPD with local-only training on the digits that come with scikit-learn."""
-    from fedspd.cli import running
+    """Compare five methods on clients of two populations that label digits differently."""
+    from fedspd.cli import comparison
 
-    running.demo(out, workers, as_json)
+    comparison.demo(out, workers, as_json)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -1,4 +1,4 @@
-"""The commands run, demo and methods."""
+"""The commands run and methods."""
 
 import inspect
 import json
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 
@@ -23,8 +22,6 @@ from fedspd.experiment.build import build_experiment
 from fedspd.experiment.callbacks import Callback, TensorBoard
 from fedspd.experiment.estimate import estimate
 from fedspd.storage.atomic import Json
-
-DEMO_METHODS = ("fedspd", "local")
 
 
 def run(
@@ -61,7 +58,7 @@ def run(
             callbacks=callbacks,
         )
         _draw([folder], folder / "figures")
-    _show({result.summary["method"]: result.summary}, folder, as_json)
+    _show(result.summary, folder, as_json)
 
 
 def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: bool) -> None:
@@ -85,28 +82,6 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
     table.add_row("gradient steps", f"{cost['steps']:,}")
     table.add_row(f"time with {workers} workers", f"{cost['seconds']:,.0f} s")
     Console().print(table, f"From {cost['from']}.")
-
-
-def demo(out: Path | None, workers: int, as_json: bool) -> None:
-    """Run the demo's methods, draw their figures and show their summaries."""
-    folder = out or new_folder("demo")
-    with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
-        config = load(path)
-    summaries = {}
-    for method in DEMO_METHODS:
-        is_started = (folder / method / "run.json").exists()
-        hint = _continue_hint(folder / method, f"demo --out {shlex.quote(str(folder))}")
-        with hint, RunProgress(as_json) as progress:
-            result = runner.run(
-                runner.with_method(config, method),
-                out=folder / method,
-                resume=is_started,
-                workers=workers,
-                callbacks=[progress],
-            )
-        summaries[method] = result.summary
-    _draw([folder / method for method in summaries], folder / "figures")
-    _show(summaries, folder, as_json)
 
 
 def list_methods(as_json: bool) -> None:
@@ -157,7 +132,7 @@ def _draw(runs: list[Path], folder: Path) -> None:
     write_figures(runs, folder)
 
 
-def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
+def _show(summary: Json, folder: Path, as_json: bool) -> None:
     from fedspd.cli.tables import (
         describe_distributions,
         describe_newcomers,
@@ -166,22 +141,16 @@ def _show(summaries: dict[str, Json], folder: Path, as_json: bool) -> None:
         wide_console,
     )
 
-    console = wide_console(is_stderr=as_json)
-    console.print(summary_table(summaries, partial(fits_console, console)))
-    for method, summary in summaries.items():
-        for alarm in summary["alarms"]:
-            console.print(f"{method}: {alarm}", style="yellow", markup=False)
-        if summary.get("distributions"):
-            console.print(f"{method}: {describe_distributions(summary)}", markup=False)
-        if summary["newcomers"]:
-            line = f"{method}: {describe_newcomers(summary['newcomers'])}"
-            console.print(line, markup=False)
+    console, method = wide_console(is_stderr=as_json), summary["method"]
+    console.print(summary_table({method: summary}, partial(fits_console, console)))
+    for alarm in summary["alarms"]:
+        console.print(f"{method}: {alarm}", style="yellow", markup=False)
+    if summary.get("distributions"):
+        console.print(f"{method}: {describe_distributions(summary)}", markup=False)
+    if summary["newcomers"]:
+        line = f"{method}: {describe_newcomers(summary['newcomers'])}"
+        console.print(line, markup=False)
     console.print(f"Records and figures: {folder}", markup=False, soft_wrap=True)
     if as_json:
-        brief = {method: _without_clients(summary) for method, summary in summaries.items()}
-        fields = {"methods": brief} if len(brief) > 1 else next(iter(brief.values()))
+        fields = {key: value for key, value in summary.items() if key != "clients"}
         print(json.dumps({"folder": str(folder), **fields}))
-
-
-def _without_clients(summary: Json) -> Json:
-    return {key: value for key, value in summary.items() if key != "clients"}

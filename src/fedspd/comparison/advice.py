@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspd.algorithms.populations import LEAST_RATIO, largest_gap
+from fedspd.comparison.jobs import FINETUNE
 from fedspd.config import ExperimentConfig, as_dict, validate
 from fedspd.experiment.build import build_experiment
-from fedspd.reporting.method_rows import ALONE, Comparison
-from fedspd.reporting.points import format_label
+from fedspd.reporting.method_rows import ALONE
+from fedspd.reporting.points import distinct_points, format_label
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval, confidence_interval
 
@@ -82,18 +83,18 @@ def training_labels(config: ExperimentConfig) -> Sequence[Tensor]:
     return build_experiment(config).plan.train.y
 
 
-def advise(comparison: Comparison, labels: Sequence[Tensor]) -> Advice | None:
-    """Return advice from a comparison at one point; None if it has no two methods to compare.
+def advise(runs: Sequence[Run], labels: Sequence[Tensor]) -> Advice | None:
+    """Return advice from runs at one point; None if there are no two methods to compare.
 
     `labels` are those of the clients' training examples.
     """
-    scores = _scores(comparison.runs)
-    if len(comparison.shared_points) > 1 or len(scores) < 2:
+    scores = _scores(runs)
+    if len(distinct_points(run.shared_point for run in runs)) > 1 or len(scores) < 2:
         return None
     if len(labels) == 1:
         reason = "there is one client, and nobody to share with"
         return Advice(ALONE, "Sure", f"{ALONE} fits these data: {reason}.", Signs(), *[None] * 3)
-    signs = read_signs(comparison.runs, labels)
+    signs = read_signs(runs, labels)
     best = {name: float(score.mean()) for name, score in scores.items()}
     gains = _gains(scores, best)
     sharing = confidence_interval(gains) if gains else None
@@ -104,7 +105,7 @@ def advise(comparison: Comparison, labels: Sequence[Tensor]) -> Advice | None:
     rival = max(rivals, key=rivals.__getitem__, default=None)
     lead = confidence_interval(_differences(scores[method], scores[rival])) if rival else None
     sureness = _sureness(method, signs, lead)
-    words = _Words(comparison.runs, *next(iter(scores.values())).shape)
+    words = _Words(runs, *next(iter(scores.values())).shape)
     reasons = [_spectrum_in_words(signs), _skew_in_words(signs), words.sharing(sharing)]
     equally = f" ({SPLIT} comes to the same)" if equal & set(scores) else ""
     sentence = (
@@ -165,7 +166,8 @@ def _scores(runs: Sequence[Run]) -> Scores:
         if None in scores:  # a regression
             scores = [None if loss is None else -loss for loss in clients["test_loss"]]
         if None not in scores:  # a loss that is not finite
-            by_name.setdefault(format_label(run.method, run.point), {})[run.seed] = scores
+            point = {k: v for k, v in run.point.items() if (k, v) != (FINETUNE, 0)}
+            by_name.setdefault(format_label(run.method, point), {})[run.seed] = scores
     seeds = [set(by_seed) for by_seed in by_name.values()]
     shared = sorted(set.intersection(*seeds)) if seeds else []
     if not shared:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspd.config import ExperimentConfig, as_dict, config_hash, load, validate
+from fedspd.config import ExperimentConfig, config_hash, load, validate
 from fedspd.core.errors import ConfigError, StorageError, WorkerError
 from fedspd.core.keys import Key
 from fedspd.engines import engine_factory
@@ -89,11 +89,6 @@ def as_config(config: Config | None) -> ExperimentConfig:
             "file or an ExperimentConfig."
         )
     return validate(config or {})
-
-
-def with_method(config: ExperimentConfig, method: str) -> ExperimentConfig:
-    """Return the same experiment with another method."""
-    return validate({**as_dict(config), "method": method})
 
 
 def _resumed_config(folder: Path, given: Config | None) -> ExperimentConfig:

@@ -45,6 +45,9 @@ OVER_CLIENTS = "standard deviation over clients"
 EDGE = 1.15  # layouts fill the square from -1 to 1
 
 PIES_AT_MOST = 300  # clients; more are drawn as dots
+SEPARATION_STEPS = 50
+LEAST_ASPECT = 0.3  # of a layout that is stretched to a square
+LEAST_SHARE = 0.005  # of a mixture that is drawn
 KAMADA_KAWAI_AT_MOST = 100  # clients; its time is cubic in their number
 
 _rc_lock = threading.Lock()  # matplotlib's settings are global
@@ -176,7 +179,7 @@ def draw_client_boxes(accuracy: Mapping[str, Sequence[float]]) -> Figure:
         axes.scatter(x_N, percent_N, s=9, color=_colour(i), alpha=0.6, linewidths=0)
         box: dict[str, Any] = {"widths": 0.45, "showfliers": False, "medianprops": black}
         axes.boxplot([percent_N], positions=[i], zorder=3, **box)
-    is_crowded = sum(len(method) for method in accuracy) > 48
+    is_crowded = sum(len(method) for method in accuracy) > 40
     slant: dict[str, Any] = {"rotation": 25, "ha": "right"} if is_crowded else {}
     axes.set_xticks(range(len(accuracy)), list(accuracy), **slant)
     axes.set(ylabel="Test accuracy (%)", xlim=(-0.6, max(len(accuracy), 1) - 0.4))
@@ -246,7 +249,29 @@ def _layout(edges: list[tuple[int, int]], n: int) -> Points:
     # Kamada-Kawai puts the components of a disconnected graph a million apart.
     has_kamada_kawai = n <= KAMADA_KAWAI_AT_MOST and nx.is_connected(graph)
     layout = nx.kamada_kawai_layout(graph) if has_kamada_kawai else nx.spring_layout(graph, seed=0)
-    return np.array([layout[i] for i in range(n)], dtype=float)
+    position_N2 = _fill(np.array([layout[i] for i in range(n)], dtype=float))
+    return _fill(_separate(position_N2)) if n <= PIES_AT_MOST else position_N2
+
+
+def _fill(position_N2: Points) -> Points:
+    """Stretch the positions to the square from -1 to 1, except along an axis where all are near."""
+    low_2, high_2 = position_N2.min(axis=0), position_N2.max(axis=0)
+    span_2 = high_2 - low_2
+    is_wide_2 = span_2 > LEAST_ASPECT * span_2.max()
+    size_2 = np.where(is_wide_2, span_2, max(float(span_2.max()), 1e-9))
+    filled_N2: Points = 2 * (position_N2 - (low_2 + high_2) / 2) / size_2
+    return filled_N2
+
+
+def _separate(position_N2: Points) -> Points:
+    """Push clients apart that are so near that their pies would overlap."""
+    least = 1.4 / len(position_N2) ** 0.5
+    for _ in range(SEPARATION_STEPS):
+        apart_NN2 = position_N2[:, None] - position_N2[None]
+        distance_NN1 = np.maximum(np.linalg.norm(apart_NN2, axis=2, keepdims=True), 1e-9)
+        push_NN1 = np.maximum(least - distance_NN1, 0) / 4
+        position_N2 = position_N2 + (push_NN1 * apart_NN2 / distance_NN1).sum(axis=1)
+    return position_N2
 
 
 def _draw_dots(
@@ -294,6 +319,7 @@ def _draw_shares(
     wedges, colours = [], []
     for (x, y), mixture in zip(position_N2, mixtures, strict=True):
         shares = np.asarray(mixture, dtype=float)
+        shares = np.where(shares < LEAST_SHARE, 0.0, shares)  # else only its edge can be seen
         is_known = bool(np.isfinite(shares).all() and shares.sum() > 0)
         ends = 90 - 360 * np.cumsum([0.0, *(shares / shares.sum() if is_known else [1.0])])
         for s, (start, end) in enumerate(pairwise(ends)):

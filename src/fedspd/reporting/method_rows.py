@@ -10,7 +10,6 @@ from fedspd.reporting.points import (
     distinct_points,
     format_label,
     format_point,
-    is_plain,
     without_own_options,
 )
 from fedspd.reporting.runs import Run
@@ -66,7 +65,7 @@ class MethodRow:
 
     @property
     def name(self) -> str:
-        """The method with its own options, if they are not the default."""
+        """The method with those of its own options that vary."""
         shared = self.shared_point
         own = {key: value for key, value in self.point.items() if key not in shared}
         return format_label(self.method, own)
@@ -113,20 +112,17 @@ class Comparison:
 def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ()) -> Comparison:
     """Summarise comparable runs, with each method's difference to the reference method."""
     points = distinct_points(run.point for run in runs)
-    order = {canonical_json(point): index for index, point in enumerate(points)}
     groups: dict[tuple[str, str], list[Run]] = {}
-    for run in sorted(runs, key=lambda run: order[canonical_json(run.point)]):
+    for run in _in_order(runs):
         groups.setdefault((run.method, canonical_json(run.point)), []).append(run)
-    # A method that runs with several values of its own options stands here with the defaults.
-    plain = {
-        (method, canonical_json(group[0].shared_point)): group
-        for (method, _), group in groups.items()
-        if is_plain(method, group[0].point)
-    }
+    # A method that runs with several values of its own options stands here with the first ones.
+    first: dict[tuple[str, str], list[Run]] = {}
+    for (method, _), group in groups.items():
+        first.setdefault((method, canonical_json(group[0].shared_point)), group)
     rows = []
     for (method, _), group in groups.items():
-        opponents = plain.get((reference, canonical_json(group[0].shared_point)))
-        alone = plain.get((ALONE, canonical_json(group[0].shared_point)))
+        opponents = first.get((reference, canonical_json(group[0].shared_point)))
+        alone = first.get((ALONE, canonical_json(group[0].shared_point)))
         rows.append(
             _summarise(
                 group,
@@ -136,6 +132,23 @@ def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ())
         )
     axes = list(dict.fromkeys(key for point in points for key in point))
     return Comparison(list(runs), rows, reference, axes, list(notes))
+
+
+def _in_order(runs: Sequence[Run]) -> list[Run]:
+    """Sort by shared point, then by method, then by point, each as it comes first."""
+
+    def ranks(names: Sequence[str]) -> list[int]:
+        first = {name: rank for rank, name in enumerate(dict.fromkeys(names))}
+        return [first[name] for name in names]
+
+    keys = zip(
+        ranks([canonical_json(run.shared_point) for run in runs]),
+        ranks([run.method for run in runs]),
+        ranks([canonical_json(run.point) for run in runs]),
+        range(len(runs)),
+        strict=True,
+    )
+    return [runs[key[-1]] for key in sorted(keys)]
 
 
 def _summarise(runs: list[Run], opponents: list[Run] | None, alone: list[Run] | None) -> MethodRow:

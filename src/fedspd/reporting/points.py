@@ -9,7 +9,6 @@ the other methods do not have them.
 import json
 from collections.abc import Iterable
 
-from fedspd.config import METHOD_TABLES
 from fedspd.core.imports import options_table
 from fedspd.storage.atomic import Json
 
@@ -40,31 +39,10 @@ def format_point(point: Json) -> str:
 
 
 def format_label(method: str, point: Json) -> str:
-    """Return the method with its own options, if they are not the default, and its point."""
+    """Return the method with its own options, under their short names, and its shared point."""
     shared = without_own_options(method, point)
-    named = {k.partition(".")[2]: v for k, v in _unusual_options(method, point).items()}
-    return ", ".join([method, *(format_point(part) for part in (named, shared) if part)])
-
-
-def is_plain(method: str, point: Json) -> bool:
-    """Return whether the method has its default options at this point."""
-    return not _unusual_options(method, point)
-
-
-def _unusual_options(method: str, point: Json) -> Json:
-    """Return the method's own options at this point that differ from their defaults."""
-    usual: Json = {}
-    if method in METHOD_TABLES:
-        usual = flatten(METHOD_TABLES[method]().model_dump(by_alias=True), f"{method}.")
-    shared = without_own_options(method, point)
-    own = {key: value for key, value in point.items() if key not in shared}
-    # A config does not store None: such a key has the value DEFAULT.
-    usual = {key: DEFAULT if value is None else value for key, value in usual.items()}
-    return {
-        key: value
-        for key, value in own.items()
-        if key not in usual or canonical_json({key: value}) != canonical_json({key: usual[key]})
-    }
+    own = {key.partition(".")[2]: value for key, value in point.items() if key not in shared}
+    return ", ".join([method, *(format_point(part) for part in (own, shared) if part)])
 
 
 def flatten(config: Json, prefix: str = "") -> Json:

@@ -73,6 +73,9 @@ def _draw_network_and_mixtures(record: RunFolder) -> Figures:
     rounds = [event for event in record.events() if event["event"] == "round"]
     rounds = [event for event in rounds if "mixture" in event]
     if rounds:
+        # Before a method has found its clusters, there is no mixture to show.
+        clusters = len(rounds[-1]["mixture"][0])
+        rounds = [event for event in rounds if len(event["mixture"][0]) == clusters]
         drawn["mixtures-by-round"] = figures.draw_mixtures_by_round(
             [event["round"] for event in rounds], [event["mixture"] for event in rounds]
         )
