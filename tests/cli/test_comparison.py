@@ -106,13 +106,52 @@ def test_compare_takes_the_configs_method_as_reference(capsys):
     assert json.loads(capsys.readouterr().out)["reference"] == "local"
 
 
+def test_compare_without_methods_runs_the_recommended_few_and_ends_with_advice(capsys):
+    words = ["compare", *TINY, "method=fedspd-split", "rounds=5", *ONE_SEED, "--out", "c"]
+    assert execute([*words, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    names = ["fedspd-split", "fedspd", "fedavg, finetune=0", "fedavg, finetune=10", "local"]
+    assert [row["name"] for row in found["rows"]] == names
+    assert "vs fedspd-split (pp)" in printed.err
+    assert f"Advice: {found['advice']['sentence']}" in printed.err
+    assert len(found["rows"][0]["seeds"]) == 1
+    page, table = Path("c/report.html").read_text(), Path("c/report.md").read_text()
+    for text in (page, table):
+        assert all(name in text for name in names)
+        assert "vs fedspd-split (pp)" in text
+    assert "<title>4 methods compared</title>" in page
+
+
+def test_compare_with_few_rounds_says_that_no_populations_were_looked_for(capsys):
+    words = ["compare", *TINY, "rounds=1", "--methods", "fedspd-split,local", *ONE_SEED]
+    assert execute([*words, "--out", "c"]) == 0
+    shown = capsys.readouterr().out
+    assert "The run is not split: rounds = 1 is not above fedspd-split.warmup = 3" in shown
+    assert "fits these data: no populations were looked for" in shown
+
+
+def test_advise_prints_one_line_and_leaves_nothing_behind(here, capsys):
+    assert execute(["advise", *TINY, "rounds=1", "--workers", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    assert " fits these data" in shown
+    assert list(here.iterdir()) == []
+
+
+def test_advise_has_an_answer_for_one_client(capsys):
+    assert execute(["advise", *TINY, "clients=1", "--workers", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == "local fits these data: there is one client, and nobody to share with.\n"
+
+
 def test_compare_shows_the_loss_of_a_regression(regression, capsys):
     assert execute(["compare", *regression, *BOTH, "--seeds", "2", "--out", "c"]) == 0
     shown = capsys.readouterr().out
     assert "Test loss and cost" in shown
     clients = [read_result(f"c/local,seed={seed}")["clients"] for seed in (0, 1)]
     loss = np.mean([client["test_loss"] for client in clients])
-    (row,) = [line for line in shown.splitlines() if "local" in line]
+    (row,) = [line for line in shown.splitlines() if line.startswith(" local ")]
     assert f" {loss:.3g} " in row
 
 
@@ -220,6 +259,21 @@ def test_report_shows_the_loss_of_newcomers_of_a_regression(regression, capsys):
     assert float(row["newcomers_test_loss"]) == pytest.approx(loss)
 
 
+# ---- the demo
+
+
+@pytest.mark.long
+def test_demo_finds_two_populations_and_is_ahead_of_all_others(capsys):
+    assert execute(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["rows"]) == 5
+    for row in found["rows"][1:]:
+        assert row["difference"]["mean"] + row["difference"]["half"] < 0
+    assert (found["advice"]["method"], found["advice"]["sureness"]) == ("fedspd-split", "Sure")
+    assert found["advice"]["signs"]["clusters"] == 2
+    assert Path("demo/figures/network.png").exists()
+
+
 # ---- wrong input
 
 BAD = {
@@ -242,6 +296,11 @@ BAD = {
     ),
     "no config": (
         ["compare", "none.toml"],
+        "config = 'none.toml': no such file; expected a TOML file.",
+    ),
+    "unknown method of advise": (["advise", "fedavg.finetun=3"], "fedavg.finetun: unknown key; "),
+    "no config of advise": (
+        ["advise", "none.toml"],
         "config = 'none.toml': no such file; expected a TOML file.",
     ),
     "missing data": (["compare", "data.name=mnist"], "fedspd data get mnist"),

@@ -1,4 +1,4 @@
-"""fedspd run, and fedspd demo."""
+"""fedspd run."""
 
 import json
 import os
@@ -262,13 +262,3 @@ def test_resume_rejects_another_model_than_the_checkpoints(here):
     )
     with pytest.raises(fedspd.FedspdError, match="was started with another model"):
         fedspd.run(out="a", resume=True)
-
-
-# ---- the demo
-
-
-@pytest.mark.long
-def test_demo_shows_fedspd_above_local_only_training(capsys):
-    assert execute(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
-    methods = json.loads(capsys.readouterr().out)["methods"]
-    assert methods["fedspd"]["accuracy"]["mean"] > methods["local"]["accuracy"]["mean"]

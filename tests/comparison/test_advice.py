@@ -1,4 +1,4 @@
-"""Which method fits the data: from numbers that a person can check, and on worlds that are known."""
+"""Which method fits the data: from numbers that a person can check, and on known worlds."""
 
 import json
 import math
