@@ -81,7 +81,8 @@ def test_informed_has_every_example_in_its_true_cluster_after_every_round(
         lambda self, state, data: seen.append(correct(self, state, data)) or seen[-1],
     )
     (tmp_path / "small.toml").write_text(
-        "clients = 4\n[data]\nexamples = 60\n[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n"
+        'method = "fedspd"\nclients = 4\n[data]\nexamples = 60\n'
+        "[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n"
     )
     informed.main(tmp_path / "small.toml", ["rounds=2"])
     plan = informed.build_experiment(informed.load(tmp_path / "small.toml", ["rounds=2"])).plan
