@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedspd.core.block import Block
 from fedspd.core.cut import find_head
-from fedspd.core.learner import Factory, Learner
+from fedspd.core.flat_module import Factory
+from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss
 from fedspd.core.stacked_layers import AddHeadAxis, StackedHeads, StackedLayer, StackedPrior
 from fedspd.core.stacker import Stacker

@@ -1,4 +1,4 @@
-"""Local training: the only place that knows how to train, with a plain nn.Module as a flat vector.
+"""Local training and evaluation: the only place that knows how to train.
 
 Shapes: C clients in the block, S models per client, E examples, P parameters of a model: W that
 are trained, then frozen parameters and buffers, which count as parameters everywhere.
@@ -6,10 +6,9 @@ are trained, then frozen parameters and buffers, which count as parameters every
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedspd.core.block import Block
-from fedspd.core.cut import Cut, find_head
-from fedspd.core.errors import ConfigError
+from fedspd.core.flat_module import Factory, FlatModule, keyed_randomness
 from fedspd.core.keys import Key
 from fedspd.core.losses import Loss, Objective, weighted_loss
 from fedspd.core.losses import cross_entropy as cross_entropy
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 from fedspd.core.stacked import StackedTrainer
 from fedspd.core.vmapped import VmapTrainer
 
-Factory = Callable[[], nn.Module]
 EVALUATION_BATCH = 512
 
 
@@ -86,17 +83,6 @@ class TrainingOptions(Options):
         return [self.lr * factor * decay ** (epoch // 3) for epoch in range(epochs)]
 
 
-class TensorSlot(NamedTuple):
-    """The place of one parameter or buffer of the module in the flat vector."""
-
-    name: str  # as in the module's state_dict
-    owner: nn.Module
-    attribute: str  # of the owner
-    start: int
-    view: Tensor  # of the flat vector
-    is_integer: bool
-
-
 class LocalUpdate(NamedTuple):
     """The local update of one client: its examples and how to train on them."""
 
@@ -123,15 +109,12 @@ class Effort:
     steps: int = 0
 
 
-class Learner:
-    """A module whose parameters and buffers are views of one vector: a model loads in one copy.
+class Learner(FlatModule):
+    """A module as a flat vector, and how it trains and is tested.
 
-    size        P, the parameters of a model
-    weights     W, those that are trained; they come first
     training    the options of local training
     loss        of outputs and targets; example_loss is that of one head
     effort      seconds and gradient steps since the counters were last reset
-    head        name of the linear layer that is the head; None: the last one
     """
 
     def __init__(
@@ -143,19 +126,13 @@ class Learner:
         dtype: torch.dtype = torch.float32,
         head: str | None = None,
     ) -> None:
-        self.factory, self.training = factory, training or TrainingOptions()
+        super().__init__(factory, device, dtype, head)
+        self.training = training or TrainingOptions()
         self.loss = self.example_loss = loss
-        self.head = head
         self._splits: dict[int, SplitLearner] = {}
-        self.device, self.dtype = torch.device(device), dtype
         self.effort = Effort()
-        with keyed_randomness(Key(0), self.device):
-            self.module = factory().to(device=self.device, dtype=dtype)
-        modules = list(self.module.modules())
-        self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in modules)
+        modules = self.module.modules()
         self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.module.eval()  # so that the module's mode is that of all its layers
-        self._lay_out()
         # By device and layers, never by a timing, which may come out otherwise next time.
         self.vmap_trainer = None if self.device.type == "cpu" else VmapTrainer(self)
         self.stacked_trainer = StackedTrainer.build(self)
@@ -170,105 +147,6 @@ class Learner:
         """Whether the targets are classes."""
         return self.loss is cross_entropy
 
-    # ---- a module as a vector
-
-    def _lay_out(self) -> None:
-        """Move all parameters and buffers into one vector: trained, frozen, buffers."""
-        named = list(self.module.named_parameters())  # a tied parameter counts once
-        parameters = sorted(named, key=lambda pair: not pair[1].requires_grad)
-        buffers = [
-            (f"{path}.{name}" if path else name, buffer)
-            for path, owner in self.module.named_modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
-        self.weights = sum(p.numel() for _, p in parameters if p.requires_grad)
-        self.size = sum(tensor.numel() for _, tensor in [*parameters, *buffers])
-        self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
-        self.gradient = torch.zeros(self.weights, dtype=self.dtype, device=self.device)
-        self.parameter_slots: list[TensorSlot] = []
-        self.buffer_slots: list[TensorSlot] = []
-        start = 0
-        for name, p in parameters:
-            slot = self._slot(name, p, start, self.view(self.flat, start, p))
-            self.parameter_slots.append(slot)
-            with torch.no_grad():
-                p.data = slot.view.copy_(p)
-            if p.requires_grad:
-                p.grad = self.view(self.gradient, start, p)
-            start += p.numel()
-        for name, buffer in buffers:
-            view = self.flat[start : start + buffer.numel()].view(buffer.shape)
-            slot = self._slot(name, buffer, start, view)
-            self.buffer_slots.append(slot)
-            slot.view.copy_(buffer)
-            if not slot.is_integer:
-                slot.owner._buffers[slot.attribute] = slot.view
-            start += buffer.numel()
-
-    def _slot(self, name: str, tensor: Tensor, start: int, view: Tensor) -> TensorSlot:
-        path, _, attribute = name.rpartition(".")
-        owner, is_integer = self.module.get_submodule(path), not tensor.is_floating_point()
-        return TensorSlot(name, owner, attribute, start, view, is_integer)
-
-    def view(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
-        """Return the part of the vector from `start` in the shape of `like`.
-
-        Convolution weights lie in channels-last order, which the CPU's kernels read faster.
-        """
-        piece = flat[start : start + like.numel()]
-        if self.channels_last and like.ndim == 4:
-            out, into, height, width = like.shape
-            return piece.view(out, height, width, into).permute(0, 3, 1, 2)
-        return piece.view(like.shape)
-
-    def load(self, model_P: Tensor) -> None:
-        """Make the module this model."""
-        self.flat.copy_(model_P)
-        for slot in self.buffer_slots:
-            buffer = slot.owner._buffers[slot.attribute]
-            assert buffer is not None
-            if slot.is_integer:
-                buffer.copy_(slot.view.round())
-            else:  # a forward pass may have put a new tensor in its place
-                slot.owner._buffers[slot.attribute] = slot.view
-
-    def store(self) -> Tensor:
-        """Return the module as a vector."""
-        for slot in self.buffer_slots:
-            buffer = slot.owner._buffers[slot.attribute]
-            assert buffer is not None
-            if buffer is not slot.view:  # an integer, or replaced by a forward pass
-                slot.view.copy_(buffer)
-        return self.flat.clone()
-
-    def draw(self, key: Key) -> Tensor:
-        """Return a new model, as its factory initialises it."""
-        with keyed_randomness(key, self.device):
-            fresh = self.factory().to(device=self.device, dtype=self.dtype)
-        buffers = [b for m in fresh.modules() for b in m._buffers.values() if b is not None]
-        with torch.no_grad():
-            for own, drawn in zip(self.module.parameters(), fresh.parameters(), strict=True):
-                own.copy_(drawn)
-            for slot, buffer in zip(self.buffer_slots, buffers, strict=True):
-                slot.view.copy_(buffer)
-        return self.flat.clone()
-
-    def export(self, model_P: Tensor) -> dict[str, Tensor]:
-        """Return the model as a state_dict, in the default memory layout."""
-        self.load(model_P)
-        return {
-            name: tensor.detach().contiguous().clone()
-            for name, tensor in self.module.state_dict().items()
-        }
-
-    def as_module(self, model_P: Tensor) -> nn.Module:
-        """Return the model as an ordinary module; torch's global generator stays as it was."""
-        with keyed_randomness(Key(0), self.device):
-            module = self.factory().to(device=self.device, dtype=self.dtype)
-        module.load_state_dict(self.export(model_P))
-        return module.eval()
-
     def split(self, clusters: int) -> "SplitLearner":
         """Return the learner of the same model with one head per cluster and a label prior."""
         from fedspd.core.heads import SplitLearner
@@ -276,25 +154,6 @@ class Learner:
         if clusters not in self._splits:
             self._splits[clusters] = SplitLearner(self, clusters)
         return self._splits[clusters]
-
-    @property
-    def parameter_count(self) -> int:
-        """The parameters of a model without its buffers."""
-        return self.buffer_slots[0].start if self.buffer_slots else self.size
-
-    @cached_property
-    def cut(self) -> Cut:
-        """Where body and head stand in the vector; ConfigError if there is no such head."""
-        _, layer = find_head(self.module, self.head)
-        own = [slot for slot in self.parameter_slots if slot.owner is layer]
-        starts = [slot.start for slot in own]
-        size = sum(slot.view.numel() for slot in own)
-        if size != sum(p.numel() for p in layer.parameters()) or max(starts) - min(starts) > size:
-            raise ConfigError(
-                "model.head: its parameters are tied to another layer or partly frozen; expected "
-                "a linear layer of its own. Name another one."
-            )
-        return Cut(min(starts), min(starts) + size)
 
     # ---- training
 
@@ -476,18 +335,6 @@ def aligned(x: Tensor) -> Tensor:
     A client's examples may be a slice of a larger tensor in one engine and not in another.
     """
     return x.clone() if x.data_ptr() % 64 else x
-
-
-@contextmanager
-def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generator, which dropout and initialisers use, and restore it."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        # torch.manual_seed also notes the call, at length, for devices that are not in use.
-        torch.default_generator.manual_seed(key.number())
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(key.number())
-        yield
 
 
 @contextmanager
