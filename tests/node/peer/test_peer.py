@@ -280,16 +280,16 @@ def test_partition_lets_both_sides_continue_and_heals(tmp_path: Path) -> None:
         tasks = [asyncio.create_task(plant.run(i)) for i in range(5)]
         await wait_for_round(plant, 1, 2)
         is_cut = True
-        await asyncio.sleep(2 * QUICK.down_after)
-        before = [max(plant.rounds(i)) for i in range(5)]
-        await asyncio.gather(*(wait_for_round(plant, i, before[i] + 2) for i in range(5)))
+        before = [max(plant.rounds(i), default=0) for i in range(5)]
+        # the round in progress, one until its deadline, and two more on both sides of the cut
+        await asyncio.gather(*(wait_for_round(plant, i, before[i] + 4) for i in range(5)))
         is_cut = False
         healed = max(max(plant.rounds(i)) for i in range(5))
         await asyncio.gather(*tasks)
         return min(before), healed
 
     before, healed = run_peers(cut_and_heal())
-    assert before >= 2
+    assert 1 <= before < healed < 40
     assert any("n2" in event.get("missing", ()) for event in plant.events(1))
     later = [event for event in plant.events(1) if event["round"] > healed]
     received = [event["round"] for event in later if "n2" in event.get("received", ())]
