@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.bench import rounds, small, startup, training
+from fedspd.bench import bfloat16, rounds, small, startup, training
 from fedspd.bench.results import FULL, QUICK, BenchmarkResult, BenchmarkSize, describe_machine
 from fedspd.runtime.processes import require_fork
 
@@ -15,6 +15,7 @@ Benchmark = Callable[[BenchmarkSize], Iterator[BenchmarkResult]]
 BENCHMARKS: dict[str, Benchmark] = {
     "local training": training.measure_training,
     "small models": small.measure_small_models,
+    "bfloat16": bfloat16.measure_bfloat16,
     "a complete round": rounds.measure_overhead,
     "growth": rounds.measure_growth,
     "start-up": startup.measure_startup,

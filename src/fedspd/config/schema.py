@@ -7,8 +7,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from fedspd.algorithms import METHODS
+from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.learner import TrainingOptions
 from fedspd.core.options import Options
+from fedspd.core.precision import Precision
 from fedspd.data.options import DataOptions
 from fedspd.models import ModelOptions
 from fedspd.topology import TopologyOptions
@@ -92,6 +94,12 @@ class ExperimentConfig(Options):
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="The data type of a model's parameters."
     )
+    precision: Precision = Field(
+        "float32",
+        description="The precision of local training. `bf16` runs its forward and backward passes "
+        "in bfloat16, about twice as fast for convolutional models, and needs a processor with "
+        "bfloat16 instructions. Parameters, momentum, means and evaluations stay in float32.",
+    )
     loss: Literal["auto", "cross_entropy", "squared_error"] = Field(
         "auto",
         description="`auto` means cross-entropy for class labels and squared error for regression.",
@@ -100,4 +108,5 @@ class ExperimentConfig(Options):
     topology: TopologyOptions = TopologyOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()
+    exchange: ExchangeOptions = ExchangeOptions()
     options: CustomMethodOptions = CustomMethodOptions()

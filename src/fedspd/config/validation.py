@@ -23,10 +23,22 @@ def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
     except ValidationError as error:
         raise ConfigError(error_message(error, ExperimentConfig)) from None
     clusters_of(config)
+    _check_types(config)
     if config.method in METHODS:
         return config
     options = _custom_options(config).model_dump(exclude_none=True, by_alias=True)
     return config.model_copy(update={"options": CustomMethodOptions(**options)})
+
+
+def _check_types(config: ExperimentConfig) -> None:
+    """Refuse to shorten parameters that were asked for in float64."""
+    chosen = {"precision": config.precision, "exchange.dtype": config.exchange.dtype}
+    for key, value in chosen.items():
+        if config.dtype == "float64" and value != "float32":
+            raise ConfigError(
+                f"{key} = '{value}': not with dtype = 'float64'; expected float32. "
+                "Set dtype = 'float32' or leave this key out."
+            )
 
 
 def method_class(config: ExperimentConfig) -> type[Any]:

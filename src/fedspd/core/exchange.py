@@ -7,22 +7,48 @@ and one of its senders, itself included.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sparse
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from fedspd.core.graph import Graph, LinkRule
 from fedspd.core.learner import one_thread
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.links import link_weights
+from fedspd.core.options import Options
 from fedspd.core.robust import ROBUST
 
 MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
 CSR: TypeAlias = "sparse.csr_array[np.float64]"
+
+
+class ExchangeOptions(Options):
+    """How models travel between clients."""
+
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Field(
+            description="The data type in which models travel; `bfloat16` halves the bytes. With "
+            "`float32` they travel in the top-level `dtype`."
+        ),
+    ] = "float32"
+
+    def travel_dtype(self, dtype: torch.dtype, is_model: bool) -> torch.dtype:
+        """Return the type in which vectors of this type travel; only models are shortened."""
+        return torch.bfloat16 if is_model and self.dtype == "bfloat16" else dtype
+
+    def round(self, exchange: "Exchange") -> "Exchange":
+        """Return the exchange with its models as they arrive, in their own data type."""
+        model_CKP = exchange.model_CKP
+        dtype = self.travel_dtype(model_CKP.dtype, exchange.is_model)
+        if dtype == model_CKP.dtype:
+            return exchange
+        return replace(exchange, model_CKP=model_CKP.to(dtype).to(model_CKP.dtype))
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ class SplitLearner(Learner):
             partial(cluster_loss, plain.loss),
             plain.device,
             plain.dtype,
+            precision=plain.precision,
         )
         self.effort, self.example_loss = plain.effort, plain.loss
 

@@ -22,6 +22,7 @@ from fedspd.core.losses import Loss, Objective, weighted_loss
 from fedspd.core.losses import cross_entropy as cross_entropy
 from fedspd.core.losses import squared_error as squared_error
 from fedspd.core.options import Options
+from fedspd.core.precision import Precision, forward_precision
 from fedspd.core.sgd import Scale, sgd_step
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Learner(FlatModule):
     training    the options of local training
     loss        of outputs and targets; example_loss is that of one head
     effort      seconds and gradient steps since the counters were last reset
+    precision   of the forward and backward passes of local training
     """
 
     def __init__(
@@ -125,10 +127,12 @@ class Learner(FlatModule):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         head: str | None = None,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__(factory, device, dtype, head)
         self.training = training or TrainingOptions()
         self.loss = self.example_loss = loss
+        self.precision = precision
         self._splits: dict[int, SplitLearner] = {}
         self.effort = Effort()
         modules = self.module.modules()
@@ -277,7 +281,9 @@ class Learner(FlatModule):
         for norm in self.norms:
             norm.train(len(y) > 1)  # one example has no variance: the running statistics stand in
         self.gradient.zero_()
-        loss_B = self.loss(self.module(self._batch(x)), y.to(self.device))
+        with forward_precision(self.precision):
+            output = self.module(self._batch(x))
+        loss_B = self.loss(output.to(self.dtype), y.to(self.device))
         weight = None if weight is None else weight.to(self.device)
         objective(loss_B, weight).mean().backward()  # type: ignore[no-untyped-call]
         self.effort.steps += 1

@@ -159,6 +159,8 @@ class StackedTrainer:
         slots = [*learner.parameter_slots, *learner.buffer_slots]
         if learner.device.type != "cpu" or learner.size > MOST_PARAMETERS:
             return None
+        if learner.precision != "float32":  # its gradients are written out in one data type
+            return None
         layers = stack_layers(learner.module, [slot.view for slot in slots])
         return None if layers is None else cls(learner, layers)
 

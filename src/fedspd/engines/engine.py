@@ -82,12 +82,13 @@ class Engine(ABC):
         return [digest for block in self._all(BlockRunner.digests) for digest in block]
 
     def _traffic(self, graph: Graph, announcements: Announcements) -> Traffic:
-        model_bytes = announcements.size * self.plan.learner.dtype.itemsize
+        exchange, dtype = self.plan.exchange, self.plan.learner.dtype
+        itemsize = exchange.travel_dtype(dtype, announcements.is_model).itemsize
         return traffic(
             graph,
             announcements.cluster_CK,
             announcements.want_CM,
-            model_bytes,
+            announcements.size * itemsize,
             announcements.is_model,
         )
 

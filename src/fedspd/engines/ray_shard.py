@@ -26,7 +26,7 @@ from ray.exceptions import RayError
 
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
-from fedspd.core.exchange import Neighbourhood
+from fedspd.core.exchange import ExchangeOptions, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
@@ -180,25 +180,36 @@ class PlanPayload:
     distributions: int
     key: Key
     test_truth: GroundTruth | None
+    exchange: ExchangeOptions
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanPayload":
         old = plan.learner
         return cls(
             plan.algorithm,
-            partial(Learner, old.factory, old.training, old.loss, old.device, old.dtype, old.head),
+            partial(
+                Learner,
+                old.factory,
+                old.training,
+                old.loss,
+                old.device,
+                old.dtype,
+                old.head,
+                old.precision,
+            ),
             StackedBlock.of(plan.train),
             StackedBlock.of(plan.test),
             plan.truth,
             plan.distributions,
             plan.key,
             plan.test_truth,
+            plan.exchange,
         )
 
     def unpack(self) -> Plan:
         learner, train, test = self.make_learner(), self.train.unpack(), self.test.unpack()
         truth = self.truth, self.distributions, self.key, self.test_truth
-        return Plan(self.algorithm, learner, train, test, *truth)
+        return Plan(self.algorithm, learner, train, test, *truth, self.exchange)
 
 
 # ---- modules of the user

@@ -18,6 +18,7 @@ from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss, cross_entropy, squared_error
+from fedspd.core.precision import has_bfloat16
 from fedspd.data.custom import load_source
 from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.partitioning import federate
@@ -50,7 +51,8 @@ def build_experiment(
     learner = build_learner(config, federation.shape, federation.classes, examples, model)
     blocks = _build_blocks(config, federation, network)
     truth, test_truth = map(_truth_by_client, (federation.train, federation.test))
-    plan = Plan(algorithm, learner, *blocks, truth, federation.distributions, key, test_truth)
+    kinds, exchange = federation.distributions, config.exchange
+    plan = Plan(algorithm, learner, *blocks, truth, kinds, key, test_truth, exchange)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
     newcomers = plan.select_clients(held_out) if held_out else None
@@ -126,10 +128,15 @@ def build_learner(
     if examples is not None:
         x, y = examples[0][:2], examples[1][:2]
     loss, device, dtype = _choose_loss(config, classes), device_of(config), config.dtype
+    precision, head = config.precision, config.model.head
+    if precision != "float32":
+        _check_processor(config, device)
+    about = config.training, loss, device, getattr(torch, dtype), head, precision
     try:
-        head = config.model.head
-        learner = Learner(factory, config.training, loss, device, getattr(torch, dtype), head)
+        learner = Learner(factory, *about)
         _check_output(learner, x, y, classes, name)
+        if precision != "float32":
+            _check_precision(Learner(factory, *about), x, y, name)
         if head is not None or config.training.head_rate != 1:
             _ = learner.cut  # so that a head that does not exist is refused now
     except FedspdError:
@@ -163,6 +170,37 @@ def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, n
             f"{name}: its output for {len(x)} examples has shape {found}; "
             f"expected {expected}, {meaning}."
         )
+
+
+def _check_processor(config: ExperimentConfig, device: torch.device) -> None:
+    """Refuse bfloat16 where it would be slower than float32, or is not known to be faster."""
+    key = f"precision = '{config.precision}'"
+    if device.type != "cpu":
+        raise ConfigError(f"{key}: not on a GPU (device = '{config.device}'); expected float32.")
+    if not has_bfloat16():
+        raise ConfigError(
+            f"{key}: this processor is not known to have bfloat16 instructions, without which it "
+            "is slower; expected float32."
+        )
+
+
+def _check_precision(learner: Learner, x: Tensor, y: Tensor | None, name: str) -> None:
+    """Refuse a model that cannot take a training step in bfloat16."""
+    if y is None:
+        output = learner.outputs(learner.flat, x)
+        y = (
+            torch.zeros(len(x), dtype=torch.long)
+            if learner.classifies
+            else torch.zeros_like(output)
+        )
+    try:
+        learner.train(learner.flat[None], Block([0], 1, [x], [y], len(x)), Key(0), rates=[0.0])
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"precision = '{learner.precision}': {name} has a layer that torch's autocast cannot "
+            f"do in bfloat16, with {reason}; expected float32."
+        ) from error
 
 
 def device_of(config: ExperimentConfig) -> torch.device:

@@ -98,6 +98,7 @@ class IdleLearner(Learner):
                 "cpu",
                 learner.dtype,
                 learner.head,
+                learner.precision,
             )
 
     def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:

@@ -74,7 +74,8 @@ class BlockRunner:
         except StopIteration as end:
             self.state, self._round, self._exchange = self._checked("round", end.value), None, None
             return None
-        self._exchange = check_exchange(self.plan.algorithm, asked, self.plan.clients)
+        offered = check_exchange(self.plan.algorithm, asked, self.plan.clients)
+        self._exchange = self.plan.exchange.round(offered)  # once, for every engine and peer
         return Announcements.of(self._exchange)
 
     def share(self) -> Announcements:

@@ -1,13 +1,14 @@
 """Everything that a run needs, on any engine and on a peer."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
+from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
@@ -21,6 +22,7 @@ class Plan:
     truth           of the training examples, for metrics only: no method sees it
     distributions   the number of true distributions
     test_truth      of the test examples, for metrics only; None where it is unknown
+    exchange        how models travel
     """
 
     algorithm: AnyAlgorithm
@@ -31,6 +33,7 @@ class Plan:
     distributions: int
     key: Key
     test_truth: GroundTruth | None = None
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
 
     def __post_init__(self) -> None:
         self.algorithm.check_learner(self.learner)

@@ -73,7 +73,7 @@ def build_manifest(plan: Plan, graph: Graph) -> Manifest:
     return Manifest(
         network="0" * 32,
         secure=False,
-        config={"data": {}},
+        config={"data": {}, "exchange": plan.exchange.model_dump()},
         shape=shape,
         classes=int(max(y.max() for y in plan.train.y)) + 1 if learner.classifies else 0,
         size=learner.size,

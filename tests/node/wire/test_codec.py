@@ -34,7 +34,7 @@ from fedspd.node.wire.codec import (
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 from fedspd.node.wire.wire_pb2 import DESCRIPTOR
 
-LIMITS = WireLimits("ab" * 32, clusters=3, size=5, dtype="float32")
+LIMITS = WireLimits("ab" * 32, clusters=3, size=5, dtype="float32", model_dtype="float32")
 REQUEST = Request(3, 0, (2, 0), 5)
 OFFER = Offer((0, 2), torch.arange(10.0).reshape(2, 5))
 HELLO = Hello(LIMITS.agreement, 4, "10.0.0.1:7700")
@@ -172,7 +172,7 @@ def test_decode_accepts_an_announcement_without_an_offer():
 )
 def test_decode_models_names_the_violated_rule(rule, tensors):
     with pytest.raises(InvalidMessageError) as caught:
-        decode_models(LIMITS, save(tensors), 2, 5)
+        decode_models(LIMITS, save(tensors), 2, REQUEST)
     assert caught.value.rule == rule
 
 
@@ -203,7 +203,7 @@ def samples():
     return [
         *[(encode(LIMITS, "a", body), partial(decode_body, type(body))) for body in BODIES],
         (encode(LIMITS, "a", HELLO), lambda data: claimed_sender(LIMITS, data)),
-        (payload, lambda data: decode_models(LIMITS, data, 2, 5)),
+        (payload, lambda data: decode_models(LIMITS, data, 2, REQUEST)),
         (small[0], lambda data: decode_all(LIMITS, REQUEST, [data, *small[1:]])),
         (small[1], lambda data: decode_all(LIMITS, REQUEST, [small[0], data])),
         (large[0], lambda data: decode_all(limits, request, [data, *large[1:]])),
@@ -274,7 +274,7 @@ def test_decode_returns_a_message_or_rejects_random_bytes(data, body_type):
 @given(st.binary(max_size=700))
 def test_decode_models_rejects_random_bytes(data):
     with pytest.raises(MalformedError):
-        decode_models(LIMITS, data, 2, 5)
+        decode_models(LIMITS, data, 2, REQUEST)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4))

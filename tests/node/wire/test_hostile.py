@@ -75,7 +75,9 @@ def test_fetch_cuts_off_an_endless_answer(secure, tools, endless):
                 with pytest.raises(MalformedError):
                     await a.fetch("b", secure.request, TIMEOUT)
             assert time.monotonic() - started < TIMEOUT
-            assert a.received["b"] <= 3 * (limits.offer_bytes(2, size) + 2 * MAX_FRAME_BYTES)
+            assert a.received["b"] <= 3 * (
+                limits.offer_bytes(2, secure.request) + 2 * MAX_FRAME_BYTES
+            )
             assert megabytes() - before < 50
             await tools["eventually"](lambda: check_idle(b))  # the call has ended there, too
             await check_prompt(secure, d)

@@ -62,7 +62,9 @@ def load_runner(bundle: Bundle, state: Path | None = None) -> BlockRunner:
 
 def _build_empty_plan(bundle: Bundle) -> Plan:
     """Return a plan whose examples are zeros: enough to read a state and to predict."""
-    config, manifest, client = bundle.config, bundle.manifest, bundle.identity.client
+    manifest, client = bundle.manifest, bundle.identity.client
+    # nothing is trained here, so this machine need not have bfloat16 instructions
+    config = bundle.config.model_copy(update={"precision": "float32"})
     n = max(2, clusters_of(config))
     x = torch.zeros(n, *manifest.shape)
     y = torch.zeros(n, dtype=torch.long if manifest.classes else torch.float32)

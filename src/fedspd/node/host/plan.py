@@ -54,7 +54,8 @@ def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
     train, test = (_build_block(examples, bundle) for examples in (source.train, source.test))
     learner = build_learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
     true_clusters = [np.zeros(count, np.int64)]  # unknown: all examples count as one distribution
-    return Plan(algorithm, learner, train, test, true_clusters, 1, Key(config.seed))
+    about = 1, Key(config.seed), None, config.exchange
+    return Plan(algorithm, learner, train, test, true_clusters, *about)
 
 
 def _check_method(manifest: Manifest, plan: Plan) -> None:

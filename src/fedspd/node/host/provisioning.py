@@ -252,8 +252,8 @@ def _build_manifest(
     from fedspd.config import as_dict
     from fedspd.experiment.build import build_algorithm
 
-    # the nodes may have a GPU, this machine need not
-    on_cpu = config.model_copy(update={"device": "cpu"})
+    # the nodes may have a GPU or bfloat16 instructions, this machine need not
+    on_cpu = config.model_copy(update={"device": "cpu", "precision": "float32"})
     shape, classes, learner = _build_learner(on_cpu, example)
     algorithm = build_algorithm(config)
     return Manifest(

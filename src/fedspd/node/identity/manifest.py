@@ -75,6 +75,12 @@ class Manifest:
         text = json.dumps(common, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def model_dtype(self) -> str:
+        """The data type in which models travel: `exchange.dtype`, unless it says nothing new."""
+        chosen: str = self.config.get("exchange", {}).get("dtype", "float32")
+        return self.dtype if chosen == "float32" else chosen
+
     def member(self, name: str) -> Member:
         """Return the member of that name."""
         for member in self.members:
@@ -230,6 +236,14 @@ def _config_problems(config: Json) -> Iterator[str]:
     """Yield the problems of the keys that are read before the config as a whole is validated."""
     if not isinstance(value := config.get("data"), dict):
         yield f"config.data = {json.dumps(value)}: invalid value; expected a table."
+    exchange = config.get("exchange", {})
+    if not isinstance(exchange, dict):
+        yield f"config.exchange = {json.dumps(exchange)}: invalid value; expected a table."
+    elif (dtype := exchange.get("dtype", "float32")) not in ("float32", "bfloat16"):
+        yield (
+            f"config.exchange.dtype = {json.dumps(dtype)}: invalid value; expected float32 or "
+            "bfloat16."
+        )
 
 
 def _member_problems(member: Member, links: dict[str, frozenset[str]]) -> Iterator[str]:

@@ -249,7 +249,8 @@ class ExchangeProtocol:
             return None
         offer: Offer | None = Offer((), exchange.model_CKP[0, :0])
         if wants := clusters_to_fetch(exchange, announcement):
-            request = Request(*exchange_id, wants, exchange.model_CKP.shape[2])
+            size = exchange.model_CKP.shape[2]
+            request = Request(*exchange_id, wants, size, exchange.is_model)
             offer = await self._retry(
                 name, lambda: self.transport.fetch(name, request, self.timeouts.max_deadline)
             )

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Literal, NoReturn
 
 from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
@@ -193,6 +194,8 @@ class BaseTransport:
                     f"none of the clusters {list(request.wants)} is offered here in round "
                     f"{request.round}."
                 )
+            _, dtype = self.limits.offer_type(request)
+            offer = replace(offer, model_KP=offer.model_KP.to(dtype))
             encoded = await asyncio.to_thread(encode_offer, offer)
             for frame in encode_frames(self.limits, self.name, request, encoded):
                 yield frame

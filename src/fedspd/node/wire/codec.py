@@ -36,7 +36,11 @@ CHUNK_BYTES = 64 * 1024  # half a second on a slow link, so that a heartbeat nee
 MAX_FRAME_BYTES = CHUNK_BYTES + 32  # a chunk with its index and checksum
 OVERHEAD_BYTES = 512  # of a message or a safetensors header, apart from clusters and parameters
 BYTES_PER_CLUSTER = 24  # of a message: two cluster numbers and a weight
-DTYPES = {"float32": ("F32", torch.float32), "float64": ("F64", torch.float64)}
+DTYPES = {
+    "float32": ("F32", torch.float32),
+    "float64": ("F64", torch.float64),
+    "bfloat16": ("BF16", torch.bfloat16),
+}
 TENSOR = "models"
 INT32_MAX = 2**31 - 1
 
@@ -57,19 +61,30 @@ class WireLimits:
     clusters: int  # the most that a node offers or wants in an exchange
     size: int  # the most numbers of a vector
     dtype: str
+    model_dtype: str  # of models; dtype is that of other vectors
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "WireLimits":
-        return cls(manifest.agreement, manifest.offer_limit, manifest.size_limit, manifest.dtype)
+        return cls(
+            manifest.agreement,
+            manifest.offer_limit,
+            manifest.size_limit,
+            manifest.dtype,
+            manifest.model_dtype,
+        )
 
     @property
     def message_bytes(self) -> int:
         """The maximum size of a small message."""
         return OVERHEAD_BYTES + BYTES_PER_CLUSTER * self.clusters
 
-    def offer_bytes(self, models: int, size: int) -> int:
+    def offer_type(self, request: Request) -> tuple[str, torch.dtype]:
+        """Return the data type of the answer to a request, as safetensors and as torch name it."""
+        return DTYPES[self.model_dtype if request.is_model else self.dtype]
+
+    def offer_bytes(self, models: int, request: Request) -> int:
         """Return the maximum size of an encoded offer."""
-        return OVERHEAD_BYTES + models * size * DTYPES[self.dtype][1].itemsize
+        return OVERHEAD_BYTES + models * request.size * self.offer_type(request)[1].itemsize
 
 
 @dataclass(frozen=True)
@@ -189,7 +204,7 @@ def _decode_request(limits: WireLimits, raw: pb.Request) -> Request:
     if not raw.wants:
         raise InvalidMessageError("wants", "wants = []: empty; expected at least one cluster.")
     _check_range("size", raw.size, 1, limits.size)
-    return Request(raw.round, raw.exchange, tuple(raw.wants), raw.size)
+    return Request(raw.round, raw.exchange, tuple(raw.wants), raw.size, raw.is_model)
 
 
 def _decode_header(limits: WireLimits, raw: pb.Header) -> OfferHeader:
@@ -292,7 +307,7 @@ class OfferDecoder:
             raise InvalidMessageError(
                 "clusters", f"models of the clusters {found}; expected some of {wants}, each once."
             )
-        maximum = self.limits.offer_bytes(len(clusters), request.size)
+        maximum = self.limits.offer_bytes(len(clusters), request)
         minimum = maximum - OVERHEAD_BYTES
         if not minimum < header.total <= maximum:
             raise InvalidMessageError(
@@ -331,11 +346,11 @@ class OfferDecoder:
         self.chunks.clear()
         if hashlib.sha256(payload).digest() != self.header.sha256:
             raise InvalidMessageError("checksum", "the SHA-256 of the models is wrong.")
-        clusters, size = self.header.clusters, self.request.size
-        return Offer(clusters, decode_models(self.limits, payload, len(clusters), size))
+        clusters = self.header.clusters
+        return Offer(clusters, decode_models(self.limits, payload, len(clusters), self.request))
 
 
-def decode_models(limits: WireLimits, payload: bytes, models: int, size: int) -> Tensor:
+def decode_models(limits: WireLimits, payload: bytes, models: int, request: Request) -> Tensor:
     """Return model_KP from a safetensors file that contains nothing else."""
     try:
         tensors = dict(deserialize(payload))  # type: ignore[no-untyped-call]
@@ -346,7 +361,7 @@ def decode_models(limits: WireLimits, payload: bytes, models: int, size: int) ->
     if list(tensors) != [TENSOR]:
         names = _shorten(str(list(tensors)))
         raise InvalidMessageError("format", f"the tensors are {names}; expected only '{TENSOR}'.")
-    found, (code, dtype) = tensors[TENSOR], DTYPES[limits.dtype]
+    found, (code, dtype), size = tensors[TENSOR], limits.offer_type(request), request.size
     if found["dtype"] != code:
         found_code = _shorten(str(found["dtype"]))
         raise InvalidMessageError("type", f"the models have dtype {found_code}; expected {code}.")

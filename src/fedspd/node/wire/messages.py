@@ -46,6 +46,7 @@ class Request:
     exchange: int
     wants: tuple[int, ...]
     size: int  # P, which both sides know from the exchange
+    is_model: bool = False  # models may travel in a shorter data type than other vectors
 
 
 @dataclass(frozen=True)

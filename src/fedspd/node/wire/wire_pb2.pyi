@@ -49,16 +49,18 @@ class Announcement(_message.Message):
     def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., clusters: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., wants: _Optional[_Iterable[int]] = ..., note: _Optional[int] = ..., degree: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("round", "exchange", "wants", "size")
+    __slots__ = ("round", "exchange", "wants", "size", "is_model")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     WANTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    IS_MODEL_FIELD_NUMBER: _ClassVar[int]
     round: int
     exchange: int
     wants: _containers.RepeatedScalarFieldContainer[int]
     size: int
-    def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., wants: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ...) -> None: ...
+    is_model: bool
+    def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., wants: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ..., is_model: _Optional[bool] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("round", "exchange", "clusters", "total", "sha256")

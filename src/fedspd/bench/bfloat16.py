@@ -1,0 +1,83 @@
+"""Benchmarks of `precision = "bf16"`: local training of convolutional models over that in float32.
+
+Both train the same clients on the same random pixels, in one process with one thread. Processor
+seconds count.
+"""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from statistics import median
+
+import torch
+
+from fedspd.bench import plain
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
+from fedspd.core.block import Block
+from fedspd.core.keys import Key
+from fedspd.core.learner import Factory, Learner, TrainingOptions
+from fedspd.core.precision import Precision, has_bfloat16
+from fedspd.models import CifarCNN, PaperCNN
+
+CLIENTS = 2
+TRAINING = TrainingOptions(
+    lr=plain.LR, momentum=plain.MOMENTUM, batch=plain.BATCH, epochs=1, first_round_factor=1
+)
+KEY = Key(0, round=1)
+CIFAR_SHAPE = (3, 32, 32)
+# By name: the model, the shape of its images and the target.
+MODELS: dict[str, tuple[str, Factory, tuple[int, ...], float]] = {
+    "bf16_mnist": (
+        "the MNIST CNN",
+        partial(PaperCNN, plain.SHAPE, plain.CLASSES),
+        plain.SHAPE,
+        1.25,
+    ),
+    "bf16_cifar": (
+        "the small CIFAR CNN",
+        partial(CifarCNN, CIFAR_SHAPE, plain.CLASSES, small=True),
+        CIFAR_SHAPE,
+        1.8,
+    ),
+}
+
+
+def measure_bfloat16(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare the speed of local training in both precisions, where the processor has both."""
+    for name, (what, factory, shape, target) in MODELS.items() if has_bfloat16() else ():
+        data = make_block(shape, size.examples)
+        tasks = [training(factory, data, precision) for precision in ("bf16", "float32")]
+        turns = time_in_turns(tasks, size.turns)
+        examples = CLIENTS * size.examples * TRAINING.epochs
+        short, full = (examples / median(seconds) for seconds in zip(*turns, strict=True))
+        yield BenchmarkResult.from_turns(
+            name,
+            f"{what} with precision = bf16: examples per processor second of local training over "
+            "those with float32",
+            [f / s for s, f in turns],
+            target,
+            at_least=True,
+            bf16=short,
+            float32=full,
+        )
+
+
+def make_block(shape: tuple[int, ...], examples: int) -> Block:
+    """Return all clients with random pixels."""
+    generator = torch.Generator().manual_seed(0)
+    x = [torch.rand(examples, *shape, generator=generator) * 2 - 1 for _ in range(CLIENTS)]
+    y = [torch.randint(plain.CLASSES, (examples,), generator=generator) for _ in range(CLIENTS)]
+    return Block(range(CLIENTS), CLIENTS, x, y, examples)
+
+
+def training(factory: Factory, data: Block, precision: Precision) -> TimedTask:
+    """Return a task that trains all clients."""
+    learner = Learner(factory, TRAINING, precision=precision)
+    model_CP = learner.draw(KEY.of("model")).repeat(len(data), 1)
+
+    def train() -> float:
+        started = time.process_time()
+        learner.train(model_CP, data, KEY)
+        return time.process_time() - started
+
+    return train
