@@ -295,3 +295,18 @@ def test_generated_code_matches_wire_proto(tmp_path):
     generated = (tmp_path / "fedspd/node/wire/wire_pb2.py").read_text()
     (described,) = re.findall(r"AddSerializedFile\((b'.*')\)", generated)
     assert ast.literal_eval(described) == DESCRIPTOR.serialized_pb
+
+
+# ---- models as bfloat16
+
+
+def test_models_travel_as_bfloat16_and_other_vectors_do_not():
+    limits = replace(LIMITS, model_dtype="bfloat16")
+    models, numbers = replace(REQUEST, is_model=True), replace(REQUEST, is_model=False)
+    assert limits.offer_bytes(2, models) - OVERHEAD_BYTES == 2 * 5 * 2
+    assert limits.offer_bytes(2, numbers) - OVERHEAD_BYTES == 2 * 5 * 4
+    model_KP = torch.rand(2, 5).bfloat16()
+    payload = save({"models": model_KP})
+    assert torch.equal(decode_models(limits, payload, 2, models), model_KP)
+    with pytest.raises(InvalidMessageError, match="dtype BF16; expected F32"):
+        decode_models(limits, payload, 2, numbers)
