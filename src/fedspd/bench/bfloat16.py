@@ -14,8 +14,9 @@ import torch
 from fedspd.bench import plain
 from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
 from fedspd.core.block import Block
+from fedspd.core.flat_module import Factory
 from fedspd.core.keys import Key
-from fedspd.core.learner import Factory, Learner, TrainingOptions
+from fedspd.core.learner import Learner, TrainingOptions
 from fedspd.core.precision import Precision, has_bfloat16
 from fedspd.models import CifarCNN, PaperCNN
 
