@@ -67,9 +67,10 @@ class PeakSampler(threading.Thread):
 def predict(
     config: ExperimentConfig, arrays: tuple[np.ndarray, ...], workers: int
 ) -> tuple[int, int]:
-    """Return the parameters of a model and the bytes of the run, and free all memory again."""
+    """Return the parameters of all centers and the bytes of the run, and free all memory again."""
     experiment = build_experiment(config, arrays)
-    return experiment.plan.learner.size, estimate(experiment, workers)["memory"]["total"]
+    clusters = experiment.plan.algorithm.clusters
+    return clusters * experiment.plan.learner.size, estimate(experiment, workers)["memory"]["total"]
 
 
 def main(
@@ -101,9 +102,11 @@ def main(
     seconds = time.perf_counter() - started
     sampler.ended.set()
     sampler.join()
-    centers = clients * config.clusters * parameters * 4
+    centers = clients * parameters * 4
     error = 100 * (predicted / sampler.peak - 1)
-    print(f"{clients:,} clients, {parameters:,} parameters, {rounds} rounds, {workers} workers")
+    print(
+        f"{clients:,} clients, {parameters:,} parameters of its centers, {rounds} rounds, {workers} workers"
+    )
     print(f"time:        {seconds:,.0f} s")
     print(f"N x S x P:   {centers / 1e6:,.0f} MB")
     print(f"predicted:   {predicted / 1e6:,.0f} MB ({error:+.1f} %)")

@@ -3,81 +3,60 @@
 Shapes: C clients, P parameters.
 """
 
-import multiprocessing
-import resource
-import sys
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fedspd.algorithms import METHODS
 from fedspd.algorithms.local import Local, State
+from fedspd.bench.memory import memory_factor, run_bytes, wide_network
 from fedspd.config import load
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.engines import simulator
 from fedspd.engines.simulator import Simulator
-from fedspd.experiment.build import Experiment, build_experiment
+from fedspd.experiment.build import build_experiment
 from fedspd.experiment.estimate import estimate
 from fedspd.runtime.block_runner import BlockRunner
 
 
-def wide_network(method: str, clients: int = 450) -> Experiment:
-    """Return an experiment with few examples and 100 kilobytes per client and cluster.
-
-    The allocator gives tensors of that size back to the system when they are freed.
-    """
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(clients * 6, 32)).astype(np.float32)
-    y = rng.integers(0, 8, len(x))
-    settings = [
-        f"clients={clients}",
-        "rounds=2",
-        "data.examples=4",
-        "data.mixture=permutation",
-        "model.hidden=600",
-        "method=fedspd",
-        "fedspd.final_epochs=1",
-        f"method={method}",
-        "training.epochs=1",
-        "training.first_round_factor=1",
-    ]
-    data = (x, y, x[: 2 * clients], y[: 2 * clients])
-    return build_experiment(load(None, settings), data)
-
-
-def peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def all_rounds(experiment: Experiment, answer: Connection) -> None:
-    engine = Simulator(experiment.plan)
-    engine.begin()
-    for t in (1, 2):
-        engine.round(t, experiment.topology.at(t))
-        engine.measure()
-    engine.finish(3)
-    answer.send(peak())
-
-
 @pytest.mark.parametrize("method", ["fedspd", "fedem", "fedavg"])
 def test_estimate_is_within_a_tenth_of_the_memory_of_a_run(method):
-    """A fork runs the rounds: it has a peak of its own."""
-    experiment = wide_network(method)
+    experiment = wide_network(method, clients=450)
     expected = estimate(experiment)["memory"]["total"]
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=all_rounds, args=(experiment, there))
-    process.start()
-    there.close()
-    found = here.recv()
-    process.join()
+    _, found = run_bytes(experiment)
     assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["fedspd", "fedem", "ifca"])
+def test_run_adds_at_most_three_times_the_models_of_all_clients_and_clusters(method):
+    experiment = wide_network(method)
+    assert 1 < memory_factor(experiment, *run_bytes(experiment)) <= 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slices_do_not_change_the_state(method, monkeypatch):
+    def digests(workers: int) -> list[str]:
+        engine = Simulator(experiment.plan, workers)
+        engine.begin()
+        for t in (1, 2, 10):  # FedSPD aligns in round 10
+            engine.round(t, experiment.topology.at(t))
+        engine.finish(11)
+        found = engine.digests()
+        engine.close()
+        return found
+
+    settings = ["clients=7", "rounds=10", "data.examples=12", "training.epochs=1"]
+    experiment = build_experiment(load(None, [*settings, f"method={method}"]))
+    expected = digests(1)
+    monkeypatch.setattr(simulator, "MIN_SLICE_BYTES", 1)
+    assert len(Simulator(experiment.plan)._all(BlockRunner.begin)) == 7
+    assert digests(1) == expected
+    assert digests(2) == expected
 
 
 def test_state_does_not_keep_the_tensor_that_it_is_a_view_of():

@@ -41,10 +41,13 @@ class FedAvg(Local):
     ] = "none"
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
-        trained_CP = learner.train(state.model_CP, data, key.of("train", 0))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
-        weight_C1 = data.counts_C[:, None]
-        neighbourhood = yield Exchange(only_C1, trained_CP[:, None], weight_C1, only_C1)
+        neighbourhood = yield Exchange(
+            only_C1,
+            learner.train(state.model_CP, data, key.of("train", 0))[:, None],
+            data.counts_C[:, None],
+            only_C1,
+        )
         return with_loss(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:

@@ -49,15 +49,25 @@ class FedEM(Algorithm[State]):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         posterior_CSE = posterior(state.mixture_CS, state.losses_CSE, data)  # E step: q_k(s)
         mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]  # M step: pi_is
-        trained = []  # M step: c_is
+        all_CS = torch.arange(self.clusters).expand(len(data), -1)
+        neighbourhood = yield Exchange(
+            all_CS,
+            self.local_update(learner, state, data, posterior_CSE, key),  # M step: c_is
+            data.counts_C[:, None].expand(-1, self.clusters),
+            all_CS,
+        )
+        centers_CSP = neighbourhood.mean(all_CS).model_CMP
+        return with_loss(learner, centers_CSP, mixture_CS, data, self.score)
+
+    def local_update(
+        self, learner: Learner, state: State, data: Block, posterior_CSE: Tensor, key: Key
+    ) -> Tensor:
+        """Return trained_CSP: every center after training on the examples weighted by q_k(s)."""
+        trained = []
         for s in range(self.clusters):
             center_CP, weight_CE = state.centers_CSP[:, s], posterior_CSE[:, s]
             trained.append(learner.train(center_CP, data, key.of("train", s), weight_CE=weight_CE))
-        all_CS = torch.arange(self.clusters).expand(len(data), -1)
-        weight_CS = data.counts_C[:, None].expand(-1, self.clusters)
-        neighbourhood = yield Exchange(all_CS, torch.stack(trained, 1), weight_CS, all_CS)
-        centers_CSP = neighbourhood.mean(all_CS).model_CMP
-        return with_loss(learner, centers_CSP, mixture_CS, data, self.score)
+        return torch.stack(trained, 1)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:
         """Return log sum_s pi_is softmax(c_is(x)), whose cross entropy is a likelihood."""

@@ -71,12 +71,15 @@ class FedSoft(Algorithm[State]):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if (key.round - 1) % self.estimate_every == 0:
             state = self.estimate(learner, state, data)
-        trained_CP = self.local_update(learner, state, data, key)
         vote_CK = yield from self.votes(state, data, key)
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
-        offered_CKP = trained_CP[:, None].expand(-1, vote_CK.shape[1], -1)
-        weight_CK = data.counts_C[:, None].expand_as(vote_CK)
-        neighbourhood = yield Exchange(vote_CK, offered_CKP, weight_CK, all_CS)
+        neighbourhood = yield Exchange(
+            vote_CK,
+            self.local_update(learner, state, data, key)[:, None].expand(-1, vote_CK.shape[1], -1),
+            data.counts_C[:, None].expand_as(vote_CK),
+            all_CS,
+        )
+        trained_CP = neighbourhood.own_models()[:, 0]
         centers_CSP = neighbourhood.average_centers(state.centers_CSP)
         return with_loss(learner, replace(state, centers_CSP=centers_CSP), trained_CP, data)
 

@@ -131,22 +131,25 @@ class FedSPD(Algorithm[State]):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if key.round <= self.warmup:
             return (yield from self._warmup_round(learner, state, data, key))
-        # Step 1: local training.
+        # Steps 1 and 2: local training and exchange. A server returns means, not whose labels they
+        # follow.
         chosen_CK = self.choose(state, data, key)
-        trained_CKP = self.local_update(learner, state, data, chosen_CK, key)
-        # Step 2: exchange. A server returns means, not whose labels they follow.
         is_aligning = self.align_every > 0 and key.round % self.align_every == 0 and not data.server
         want_CM = torch.arange(self.clusters).expand(len(data), -1) if is_aligning else chosen_CK
         weights = [(state.assignment_CE == chosen_C[:, None]).sum(1) for chosen_C in chosen_CK.T]
-        weight_CK = torch.stack(weights, 1)
-        neighbourhood = yield Exchange(chosen_CK, trained_CKP, weight_CK, want_CM, state.note_C)
+        neighbourhood = yield Exchange(
+            chosen_CK,
+            self.local_update(learner, state, data, chosen_CK, key),
+            torch.stack(weights, 1),
+            want_CM,
+            state.note_C,
+        )
         # Step 3: averaging (Eq. 1).
-        own_CSP = put(state.centers_CSP, chosen_CK, trained_CKP) if is_aligning else None
-        mean_CKP = neighbourhood.mean(chosen_CK).model_CMP
-        centers_CSP = put(state.centers_CSP, chosen_CK, mean_CKP)
+        old_CSP, mean_CKP = state.centers_CSP, neighbourhood.mean(chosen_CK).model_CMP
         trained_CS = state.trained_CS.scatter(1, chosen_CK, True)
-        state = replace(state, centers_CSP=centers_CSP, trained_CS=trained_CS)
-        if own_CSP is not None:
+        state = replace(state, centers_CSP=put(old_CSP, chosen_CK, mean_CKP), trained_CS=trained_CS)
+        if is_aligning:
+            own_CSP = put(old_CSP, chosen_CK, neighbourhood.own_models())
             state = align(learner, state, own_CSP, neighbourhood)
         # Step 4: data clustering.
         return cluster_examples(learner, state, data, self.score)

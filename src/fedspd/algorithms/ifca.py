@@ -45,10 +45,13 @@ class IFCA(Algorithm[State]):
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
-        trained_CP = learner.train(state.chosen_CP, data, key.of("train", 0))
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
-        weight_C1 = data.counts_C[:, None]
-        neighbourhood = yield Exchange(chosen_C1, trained_CP[:, None], weight_C1, all_CS)
+        neighbourhood = yield Exchange(
+            chosen_C1,
+            learner.train(state.chosen_CP, data, key.of("train", 0))[:, None],
+            data.counts_C[:, None],
+            all_CS,
+        )
         return choose(learner, neighbourhood.average_centers(state.centers_CSP), data)
 
     def predict(self, learner: Learner, state: State, x: Sequence[Tensor]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.bench import bfloat16, rounds, small, startup, training
+from fedspd.bench import bfloat16, memory, rounds, small, startup, training
 from fedspd.bench.results import FULL, QUICK, BenchmarkResult, BenchmarkSize, describe_machine
 from fedspd.runtime.processes import require_fork
 
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "bfloat16": bfloat16.measure_bfloat16,
     "a complete round": rounds.measure_overhead,
     "growth": rounds.measure_growth,
+    "memory": memory.measure_memory,
     "start-up": startup.measure_startup,
 }
 

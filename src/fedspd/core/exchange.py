@@ -139,6 +139,11 @@ class Neighbourhood:
             is_same,
         )
 
+    def own_models(self) -> Tensor:
+        """Return model_CKP as the block's clients offered it, so that no method keeps a copy."""
+        rows = torch.from_numpy(np.searchsorted(self.sender_ids, self.clients))
+        return self.offers.model_CKP[rows.to(self.offers.model_CKP.device)]
+
     def mean(self, want_CM: Tensor) -> Mean:
         """Return each client's mean of the received models of each wanted cluster (Eq. 1)."""
         average = robust_mean if self.rule in ROBUST else keyed_mean

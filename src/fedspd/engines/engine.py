@@ -81,6 +81,10 @@ class Engine(ABC):
         """Return a hash of every client's state."""
         return [digest for block in self._all(BlockRunner.digests) for digest in block]
 
+    def state_bytes(self) -> int:
+        """Return the bytes of all clients' states."""
+        return sum(self._all(BlockRunner.state_bytes))
+
     def _traffic(self, graph: Graph, announcements: Announcements) -> Traffic:
         exchange, dtype = self.plan.exchange, self.plan.learner.dtype
         itemsize = exchange.travel_dtype(dtype, announcements.is_model).itemsize

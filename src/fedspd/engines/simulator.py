@@ -1,8 +1,9 @@
 """Every client of the network on one machine, in blocks, one per worker process.
 
 A worker is a fork of this process: it reads the data in place, without a copy, and has one torch
-thread. Offered models meet in memory that all workers share. The result does not depend on the
-number of workers.
+thread. It takes its clients in slices, one after another: what a method holds of a client for a
+moment, it holds of one slice. Offered models meet in memory that all slices and workers share. The
+result does not depend on the number of workers or slices.
 
 Shapes: N clients, K models offered by each, P parameters of a model.
 """
@@ -11,6 +12,7 @@ import math
 import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Concatenate
@@ -34,6 +36,9 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import Child, give_memory_back, keep_memory
 
+MAX_SLICES = 16  # of a worker: a round holds about six copies of the state of a slice
+MIN_SLICE_BYTES = 4 << 20  # of the state: below, a slice has too few clients to train together
+
 
 class Simulator(Engine):
     """All clients in processes of this machine, or in this process for one worker."""
@@ -44,20 +49,22 @@ class Simulator(Engine):
         if plan.learner.device.type != "cpu":
             workers = 1  # a fork cannot use a GPU that its parent has used
         blocks = split_clients([len(y) for y in plan.train.y], workers)
-        self.memory = _shared_tensor(plan) if len(blocks) > 1 else None
-        parts = [plan.select_clients(clients) for clients in blocks]
+        slices = [_slices(plan, block) for block in blocks]
+        self.memory = _shared_tensor(plan) if sum(map(len, slices)) > 1 else None
+        parts = [[plan.select_clients(clients) for clients in own] for own in slices]
         self.workers: Sequence[Worker | InProcessWorker] = (
-            [InProcessWorker(plan)]
-            if self.memory is None
-            else [Worker(part, self.memory) for part in parts]
+            [InProcessWorker(parts[0], self.memory)]
+            if len(parts) == 1
+            else [Worker(own, self.memory) for own in parts]
         )
 
     @property
     def block(self) -> "SharedMemoryBlock":
-        """The only block, where there is one worker."""
+        """The only block, where there is one worker with one slice."""
         (worker,) = self.workers
         assert isinstance(worker, InProcessWorker)
-        return worker.block
+        (block,) = worker.blocks
+        return block
 
     def share(self) -> Exchange:
         announcements = Announcements.merge(self._all(BlockRunner.share))
@@ -83,7 +90,7 @@ class Simulator(Engine):
         **kwargs: Arguments.kwargs,
     ) -> list[Answer]:
         answers = [worker.post(command, *args, **kwargs) for worker in self.workers]
-        return [take() for take in answers]
+        return [answer for take in answers for answer in take()]
 
     def _exchange(self, graph: Graph, announcements: Announcements) -> list[Announcements | None]:
         self._all(SharedMemoryBlock.offer, *announcements.model_shape)
@@ -91,9 +98,9 @@ class Simulator(Engine):
 
 
 class SharedMemoryBlock(BlockRunner):
-    """A block whose models meet those of the other blocks in shared memory.
+    """A slice of clients, whose models meet those of the others in shared memory.
 
-    memory   the shared memory; None: this is the only block
+    memory   the shared memory; None: this is the only slice
     """
 
     def __init__(self, plan: Plan, memory: Tensor | None) -> None:
@@ -101,8 +108,16 @@ class SharedMemoryBlock(BlockRunner):
         self.memory = memory
         self.offered_NKP = torch.empty(0)
 
+    def place_first_offer(self, announced: Announcements) -> None:
+        """Free the models of this slice before the next one trains."""
+        if self.memory is not None:
+            _, K, P = announced.model_shape
+            self.offer(self.plan.train.network_size, K, P)
+
     def offer(self, N: int, K: int, P: int) -> None:
-        """Put the offered models where every block can read them."""
+        """Put the offered models where every slice can read them, if they are not there yet."""
+        if self._exchange is None:
+            return
         if self.memory is None:
             self.offered_NKP = self.exchange.model_CKP
             return
@@ -128,45 +143,46 @@ RELEASING_COMMANDS = (BlockRunner.begin, BlockRunner.measure, BlockRunner.finish
 
 
 def _execute(
-    block: SharedMemoryBlock,
+    blocks: Sequence[SharedMemoryBlock],
     command: Callable[Concatenate[SharedMemoryBlock, Arguments], Answer],
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
-) -> Answer:
-    answer = command(block, *args, **kwargs)
+) -> list[Answer]:
+    """Execute the command on one slice after another."""
+    answers = [command(block, *args, **kwargs) for block in blocks]
     if command in RELEASING_COMMANDS:
         give_memory_back()
-    return answer
+    return answers
 
 
 class InProcessWorker:
     """The only worker: without a second process, it is easy to debug and safe in a notebook."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.block = SharedMemoryBlock(plan, None)
+    def __init__(self, plans: Sequence[Plan], memory: Tensor | None) -> None:
+        self.blocks = [SharedMemoryBlock(plan, memory) for plan in plans]
 
     def post(
         self,
         command: Callable[Concatenate[SharedMemoryBlock, Arguments], Answer],
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
-    ) -> Callable[[], Answer]:
-        """Execute the command and return the function that gives its answer."""
+    ) -> Callable[[], list[Answer]]:
+        """Execute the command and return the function that gives its answers."""
         with one_thread():  # as in a worker process
-            answer = _execute(self.block, command, *args, **kwargs)
-        return lambda: answer
+            answers = _execute(self.blocks, command, *args, **kwargs)
+        return lambda: answers
 
     def close(self) -> None:
         pass
 
 
 class Worker:
-    """A forked process that executes commands on its block."""
+    """A forked process that executes commands on its slices."""
 
-    def __init__(self, plan: Plan, memory: Tensor) -> None:
+    def __init__(self, plans: Sequence[Plan], memory: Tensor | None) -> None:
         self._child = Child(
             "A worker process",
-            partial(_serve, plan, memory),
+            partial(_serve, plans, memory),
             hint="Use fewer workers; the last checkpoint is complete.",
         )
 
@@ -175,8 +191,8 @@ class Worker:
         command: Callable[Concatenate[SharedMemoryBlock, Arguments], Answer],
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
-    ) -> Callable[[], Answer]:
-        """Send the command and return the function that waits for its answer."""
+    ) -> Callable[[], list[Answer]]:
+        """Send the command and return the function that waits for its answers."""
         self._child.send((command, args, kwargs))
         return self._child.receive
 
@@ -184,19 +200,34 @@ class Worker:
         self._child.close()
 
 
-def _serve(plan: Plan, memory: Tensor, connection: Connection) -> None:
+def _serve(plans: Sequence[Plan], memory: Tensor | None, connection: Connection) -> None:
     """Execute commands until this process is ended."""
-    block = SharedMemoryBlock(plan, memory)
+    blocks = [SharedMemoryBlock(plan, memory) for plan in plans]
     while True:
         command, args, kwargs = connection.recv()
         with failures_as_sentences("workers = 1"):
-            answer = _execute(block, command, *args, **kwargs)
-        connection.send(answer)
+            answers = _execute(blocks, command, *args, **kwargs)
+        connection.send(answers)
+
+
+def _slices(plan: Plan, clients: range) -> list[range]:
+    """Split a worker's clients into slices; a GPU trains all of them at once."""
+    if plan.learner.device.type != "cpu":
+        return [clients]
+    state = len(clients) * _elements(plan) * plan.learner.dtype.itemsize
+    count = max(1, min(len(clients), MAX_SLICES, state // MIN_SLICE_BYTES))
+    cuts = [clients.start + len(clients) * number // count for number in range(count + 1)]
+    return [range(low, high) for low, high in pairwise(cuts)]
+
+
+def _elements(plan: Plan) -> int:
+    """Return the parameters of one model per cluster."""
+    return max(1, plan.algorithm.offer_limit) * plan.learner.size
 
 
 def _shared_tensor(plan: Plan) -> Tensor:
     """Return memory for one model per client and cluster; pages that stay unused cost nothing."""
-    elements = plan.clients * max(1, plan.algorithm.offer_limit) * plan.learner.size
+    elements = plan.clients * _elements(plan)
     memory = mmap.mmap(-1, max(1, elements) * plan.learner.dtype.itemsize)
     return torch.frombuffer(memory, dtype=plan.learner.dtype)
 

@@ -5,7 +5,6 @@ only counts its steps, and memory is measured in a fork.
 """
 
 import gc
-import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +24,7 @@ from fedspd.engines.engine import RoundReport
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import Child, give_memory_back, require_fork
+from fedspd.runtime.processes import Child, give_memory_back, peak_bytes, require_fork
 from fedspd.storage.atomic import Json
 
 SAMPLED_CLIENTS = 6  # train a round
@@ -64,7 +63,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
         "clients": plan.clients,
         "rounds": config.rounds,
         "parameters": plan.learner.size,
-        "memory": _estimate_memory(experiment, plan, engine, report.traffic, workers),
+        "memory": _estimate_memory(experiment, plan, engine),
         "bytes": _estimate_bytes(rehearsed, sample.clients, graph),
         "steps": round((steps + final.steps) * per_sample),
         "seconds": round(seconds * per_sample / min(workers, plan.clients), 1),
@@ -156,19 +155,12 @@ def _choose_rounds(rounds: int) -> list[int]:
 # ---- memory
 
 
-def _estimate_memory(
-    experiment: Experiment, plan: Plan, engine: Simulator, sent: list[Traffic], workers: int
-) -> Json:
+def _estimate_memory(experiment: Experiment, plan: Plan, engine: Simulator) -> Json:
     """Return the bytes at the peak of a run: the program, the clients' states and the rounds."""
-    tables = engine.block.tables().values()
-    sample = engine.plan.clients
-    state = sum(table.nbytes for table in tables) / sample
+    state = engine.state_bytes() / engine.plan.clients
     rehearsed = plan.shrink_to(max(1, round(REHEARSED_STATE_BYTES / state)))
     program, peak = _measure_memory(_idle(rehearsed), experiment)
     round_bytes = (peak - program) / rehearsed.clients - state
-    if workers > 1:  # the offers of all workers meet in shared memory
-        offered = (traffic.copies * traffic.model_bytes for traffic in sent)
-        round_bytes += max(offered, default=0) / sample
     found = {
         "program": program,
         "state": round(state * plan.clients),
@@ -192,13 +184,13 @@ def _measure_memory(plan: Plan, experiment: Experiment) -> tuple[int, int]:
 
 
 def _run_idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connection) -> None:
-    before = _peak_bytes()
+    before = peak_bytes()
     engine = Simulator(plan)
     engine.begin()
     for t in range(1, min(rounds, MEMORY_ROUNDS) + 1):
         engine.round(t, graph)
     engine.finish(rounds + 1)
-    connection.send((before, _peak_bytes()))
+    connection.send((before, peak_bytes()))
 
 
 def _resize(graph: Graph, clients: int) -> Graph:
@@ -209,13 +201,6 @@ def _resize(graph: Graph, clients: int) -> Graph:
     hops = range(1, reach + 1)
     edges = [(i, (i + hop) % clients) for i in range(clients) for hop in hops]
     return Graph.from_edges(clients, edges, graph.rule)
-
-
-def _peak_bytes() -> int:
-    import resource  # every system that can fork has it
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 # ---- traffic

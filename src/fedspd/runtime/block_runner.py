@@ -63,7 +63,13 @@ class BlockRunner:
         key = plan.key.at(round)
         started = plan.algorithm.round(plan.learner, self.state, plan.train, key)
         self._round = check_round(plan.algorithm, started)
-        return self.advance()
+        announced = self.advance()
+        if announced is not None:
+            self.place_first_offer(announced)
+        return announced
+
+    def place_first_offer(self, announced: Announcements) -> None:
+        """Take the models of a round's first exchange: all earlier ones have been received."""
 
     def advance(self, neighbourhood: Neighbourhood | None = None) -> Announcements | None:
         """Answer the exchange and run the round up to its next one; None: the round is over."""
@@ -190,6 +196,10 @@ class BlockRunner:
         """Return the state by field, with one row per client."""
         fields = dataclasses.fields(self.state)
         return {field.name: getattr(self.state, field.name).cpu() for field in fields}
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the state."""
+        return sum(table.nbytes for table in self.tables().values())
 
     def save(self, folder: Path) -> str:
         """Write the block's part of a checkpoint and return its file name."""

@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -155,6 +156,14 @@ def give_memory_back() -> None:
     """
     if (malloc_trim := _c_function("malloc_trim")) is not None:
         malloc_trim(0)
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held."""
+    import resource  # every system that can fork has it
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _c_function(name: str) -> Any:
