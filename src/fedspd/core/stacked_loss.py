@@ -32,7 +32,8 @@ def output_gradient(example_loss: Loss, loss: Loss, objective: Objective) -> Gra
             rows = output.flatten(0, 1).detach().requires_grad_()
             own_weight = None if weight is None else weight.flatten(0, 1)
             value = objective(loss(rows, y.flatten(0, 1)), own_weight)
-        d.copy_(torch.autograd.grad(value, rows, share_GB.flatten())[0].view_as(output))
+            total = (value * share_GB.flatten()).sum()  # of a vector, torch would import sympy
+        d.copy_(torch.autograd.grad(total, rows)[0].view_as(output))
 
     return by_autograd
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,8 @@ def _require_file(name: str, folder: Path, file: str) -> Path:
 
 def _digits(paths: Sequence[Path], *, test: bool) -> Examples:
     """Return scikit-learn's digits: every fifth of a class is for testing, 0..16 become 0..255."""
-    from sklearn.datasets import load_digits
-
-    value_NP, label_N = load_digits(return_X_y=True)
+    table = np.loadtxt(_digits_path(), delimiter=",", dtype=np.uint8)
+    value_NP, label_N = table[:, :-1], table[:, -1]
     rank_N = np.empty(len(label_N), np.int64)  # of an example within its class
     for label in range(10):
         is_label = label_N == label
@@ -178,6 +178,16 @@ def _digits(paths: Sequence[Path], *, test: bool) -> Examples:
     chosen = (rank_N % 5 == 4) == test
     x_NCHW = np.rint(value_NP[chosen] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     return Examples(x_NCHW, label_N[chosen].astype(np.int64))
+
+
+def _digits_path() -> Path:
+    """Return the file of the digits, without the second that an import of scikit-learn takes."""
+    package = find_spec("sklearn")
+    folders = [] if package is None else package.submodule_search_locations or []
+    for folder in folders:
+        if (path := Path(folder) / "datasets" / "data" / "digits.csv.gz").exists():
+            return path
+    raise DataError("'digits': scikit-learn, which contains them, is not installed. Install it.")
 
 
 def _idx(paths: Sequence[Path], classes: int) -> Examples:

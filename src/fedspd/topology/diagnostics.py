@@ -192,14 +192,23 @@ def _expected_uniform(graph: Graph, chosen: float) -> Apply:
 
 def _mean_square_share(degree_N: NDArray[np.int64], needed: int, chosen: float) -> Floats:
     """Return E[1 / (1 + k)^2] of every client; `needed` of its k active neighbours are given."""
-    from scipy.stats import binom
 
     def expected(degree: int) -> float:
-        others = np.arange(max(0, degree - needed) + 1)
-        return float(binom.pmf(others, others[-1], chosen) @ (1 / (1 + needed + others) ** 2))
+        count = max(0, degree - needed)
+        return float(_binomial(count, chosen) @ (1 / (1 + needed + np.arange(count + 1)) ** 2))
 
     distinct, index_N = np.unique(degree_N, return_inverse=True)
     return np.array([expected(degree) for degree in distinct.tolist()])[index_N]
+
+
+def _binomial(count: int, chance: float) -> Floats:
+    """Return the probabilities of 0 to `count` successes: scipy.stats takes a second to import."""
+    if chance == 1:
+        return np.eye(count + 1)[-1]
+    log_factorial = np.cumsum(np.log([1, *range(1, count + 1)]))
+    log_ways = log_factorial[-1] - log_factorial - log_factorial[::-1]
+    successes = np.arange(count + 1)
+    return np.exp(log_ways + successes * np.log(chance) + successes[::-1] * np.log1p(-chance))
 
 
 def _largest_eigenvalue(apply: Apply, known_N: Floats, key: Key) -> float:
