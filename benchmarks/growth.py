@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from fedspd.bench.rounds import small_network, time_rounds
-from fedspd.reporting.figures import GREY, PALETTE, SMALL_POINTS, TEXT_POINTS, WIDTH_INCHES, to_svg
+from fedspd.reporting.figure_files import to_svg
+from fedspd.reporting.figures import GREY, PALETTE, SMALL_POINTS, TEXT_POINTS, WIDTH_INCHES
 
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
 TURNS = 5

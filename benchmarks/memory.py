@@ -104,9 +104,8 @@ def main(
     sampler.join()
     centers = clients * parameters * 4
     error = 100 * (predicted / sampler.peak - 1)
-    print(
-        f"{clients:,} clients, {parameters:,} parameters of its centers, {rounds} rounds, {workers} workers"
-    )
+    print(f"{clients:,} clients, {parameters:,} parameters each (of all centers)")
+    print(f"{rounds} rounds, {workers} workers")
     print(f"time:        {seconds:,.0f} s")
     print(f"N x S x P:   {centers / 1e6:,.0f} MB")
     print(f"predicted:   {predicted / 1e6:,.0f} MB ({error:+.1f} %)")

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PatchCollection, PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.patches import Rectangle
 
 from fedspd.core.errors import StorageError
-from fedspd.reporting import figures
+from fedspd.reporting import figure_files, figures
 
 NAN = float("nan")
 RING = [(i, (i + 1) % 4) for i in range(4)]
@@ -179,14 +181,41 @@ def test_network_without_mixtures_draws_dots() -> None:
     assert figure.axes[0].get_title() == "Clients"
 
 
-def test_network_draws_many_clients_as_dots_coloured_by_the_first_share() -> None:
-    shares = [[NAN, NAN], *([i / 300, 1 - i / 300] for i in range(300))]
-    figure = figures.draw_network([(i, i + 1) for i in range(300)], shares, 301, None)
+def heights(axes: Axes) -> list[float]:
+    return [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
+
+
+def test_network_draws_histograms_of_many_clients() -> None:
+    """A path: its two ends have degree 1, the other clients 2. One mixture is unknown."""
+    shares = [[NAN, NAN], *([0.01, 0.99] for _ in range(100)), *([0.51, 0.49] for _ in range(200))]
+    figure = figures.draw_network([(i, i + 1) for i in range(300)], shares, 301, shares[1:] * 2)
     draw(figure)
-    unknown, known = (c for c in figure.axes[0].collections if isinstance(c, PathCollection))
-    assert len(unknown.get_offsets()) == 1
-    assert known.get_array().tolist() == [i / 300 for i in range(300)]
-    assert figure.axes[1].get_ylabel() == "Share of cluster 0"
+    degrees, first, second = figure.axes
+    assert heights(degrees) == [2, 299]
+    assert (heights(first)[0], heights(first)[10], sum(heights(first))) == (100, 200, 300)
+    assert (heights(second)[9], heights(second)[19]) == (200, 100)
+    assert legend(figure) == ["estimated shares", "true shares"]
+
+
+def test_boxes_draw_a_sample_of_many_clients() -> None:
+    figure = figures.draw_client_boxes({"fedspd": [i / 1000 for i in range(1001)]})
+    (points,) = (c for c in figure.axes[0].collections if isinstance(c, PathCollection))
+    percent = points.get_offsets()[:, 1]
+    assert len(percent) == figures.DRAWN_AT_MOST
+    assert (min(percent), max(percent)) == (0, 100)
+
+
+def test_mixtures_of_many_clients_are_bands() -> None:
+    """Shares 0, 1/400 ... 1: the middle half lies between 0.25 and 0.75."""
+    share_N = [i / 400 for i in range(401)]
+    figure = figures.draw_mixtures_by_round([1, 2], [[[u, 1 - u] for u in share_N]] * 2)
+    draw(figure)
+    outer, inner = figure.axes[0].collections
+    for band, (low, high) in ((outer, (0.05, 0.95)), (inner, (0.25, 0.75))):
+        value = band.get_paths()[0].vertices[:, 1]
+        assert (value.min(), value.max()) == pytest.approx((low, high))
+    assert len(figure.axes[0].lines) == 1
+    assert legend(figure) == ["90 % of the clients", "50 % of the clients", "mean over clients"]
 
 
 @settings(deadline=None, max_examples=15)
@@ -236,7 +265,10 @@ def test_mixtures_by_round_put_many_clusters_into_rows(clusters: int, rows: int)
 def test_save_writes_both_files_and_nothing_else(tmp_path: Path) -> None:
     figure = figures.draw_client_boxes({"fedspd": [0.5, 0.6]})
     folder = tmp_path / "run" / "figures"
-    assert figures.save(figure, folder, "boxes") == [folder / "boxes.png", folder / "boxes.pdf"]
+    assert figure_files.save(figure, folder, "boxes") == [
+        folder / "boxes.png",
+        folder / "boxes.pdf",
+    ]
     assert sorted(path.name for path in folder.iterdir()) == ["boxes.pdf", "boxes.png"]
     assert imread(folder / "boxes.png").shape[1] == figures.WIDTH_INCHES * 150
     pdf = (folder / "boxes.pdf").read_bytes()
@@ -247,7 +279,7 @@ def test_save_writes_both_files_and_nothing_else(tmp_path: Path) -> None:
 
 def test_save_replaces_a_file_by_equal_bytes_for_an_equal_figure(tmp_path: Path) -> None:
     def write(value: float) -> tuple[bytes, bytes]:
-        png, pdf = figures.save(
+        png, pdf = figure_files.save(
             figures.draw_client_boxes({"fedspd": [0.5, value]}), tmp_path, "boxes"
         )
         return png.read_bytes(), pdf.read_bytes()
@@ -261,7 +293,7 @@ def test_save_in_threads_restores_matplotlibs_settings(tmp_path: Path) -> None:
     before = matplotlib.rcParams["pdf.fonttype"]
     drawn = [figures.draw_client_boxes({"fedspd": [0.5, 0.6]}) for _ in range(3)]
     threads = [
-        threading.Thread(target=figures.save, args=(figure, tmp_path, f"boxes{i}"))
+        threading.Thread(target=figure_files.save, args=(figure, tmp_path, f"boxes{i}"))
         for i, figure in enumerate(drawn)
     ]
     for thread in threads:
@@ -275,14 +307,14 @@ def test_save_in_threads_restores_matplotlibs_settings(tmp_path: Path) -> None:
 def test_save_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"file/boxes\.png could not be written"):
-        figures.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path / "file", "boxes")
+        figure_files.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path / "file", "boxes")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_save_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     (tmp_path / "boxes.png").mkdir()  # a rename onto a folder fails, after the draft was written
     with pytest.raises(StorageError, match=r"boxes\.png could not be written"):
-        figures.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
+        figure_files.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
     assert [path.name for path in tmp_path.iterdir()] == ["boxes.png"]
 
 

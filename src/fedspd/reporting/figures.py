@@ -6,15 +6,10 @@ a new matplotlib Figure and leaves pyplot's global state alone.
 Shapes: R rounds, N clients, S clusters, 2 coordinates.
 """
 
-import io
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import matplotlib
 import networkx as nx
 import numpy as np
 from matplotlib.artist import Artist
@@ -25,8 +20,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Patch, Wedge
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-
-from fedspd.core.errors import StorageError
 
 Curve = tuple[Sequence[float], list[float], list[float] | None]  # x, mean, spread
 Line = list[tuple[Any, float, float]]  # value, mean, half-width of its interval
@@ -44,13 +37,14 @@ OVER_SEEDS = "95 % interval over seeds"  # meaning of a band or a bar
 OVER_CLIENTS = "standard deviation over clients"
 EDGE = 1.15  # layouts fill the square from -1 to 1
 
-PIES_AT_MOST = 300  # clients; more are drawn as dots
 SEPARATION_STEPS = 50
 LEAST_ASPECT = 0.3  # of a layout that is stretched to a square
 LEAST_SHARE = 0.005  # of a mixture that is drawn
+DRAWN_AT_MOST = 300  # clients; of more, distributions are drawn
+SHARE_BINS = np.linspace(0, 1, 21)
+DEGREE_BINS = 30  # at most
+BANDS = ((5, 95), (25, 75))  # percentiles
 KAMADA_KAWAI_AT_MOST = 100  # clients; its time is cubic in their number
-
-_rc_lock = threading.Lock()  # matplotlib's settings are global
 
 
 # ---- accuracy
@@ -169,14 +163,17 @@ def _label_accuracy(axes: Axes, xlabel: str) -> None:
 
 
 def draw_client_boxes(accuracy: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw a box over the clients of each method, and every client as a point."""
+    """Draw a box over the clients of each method, and every client as a point, if they are few.
+
+    Of many clients, points at evenly spaced ranks are drawn.
+    """
     figure, (axes,) = _panels("Accuracy of the clients")
     black = {"color": "black", "linewidth": 1.5}
     for i, scores in enumerate(accuracy.values()):
         percent_N = 100 * np.asarray(scores, dtype=float)
         percent_N = percent_N[np.isfinite(percent_N)]
-        x_N = i + _jitter(len(percent_N))
-        axes.scatter(x_N, percent_N, s=9, color=_colour(i), alpha=0.6, linewidths=0)
+        shown = _sample_ranks(percent_N)
+        axes.scatter(i + _jitter(len(shown)), shown, s=9, color=_colour(i), alpha=0.6, linewidths=0)
         box: dict[str, Any] = {"widths": 0.45, "showfliers": False, "medianprops": black}
         axes.boxplot([percent_N], positions=[i], zorder=3, **box)
     is_crowded = sum(len(method) for method in accuracy) > 40
@@ -184,6 +181,14 @@ def draw_client_boxes(accuracy: Mapping[str, Sequence[float]]) -> Figure:
     axes.set_xticks(range(len(accuracy)), list(accuracy), **slant)
     axes.set(ylabel="Test accuracy (%)", xlim=(-0.6, max(len(accuracy), 1) - 0.4))
     return figure
+
+
+def _sample_ranks(value_N: Points) -> Points:
+    """Return the values, or as many as can be drawn at evenly spaced ranks."""
+    if len(value_N) <= DRAWN_AT_MOST:
+        return value_N
+    rank = np.linspace(0, len(value_N) - 1, DRAWN_AT_MOST).round().astype(int)
+    return np.asarray(np.sort(value_N)[rank])
 
 
 def _jitter(n: int) -> Points:
@@ -197,25 +202,45 @@ def _jitter(n: int) -> Points:
 def draw_mixtures_by_round(
     rounds: Sequence[int], mixtures_RNS: Sequence[Sequence[Sequence[float]]]
 ) -> Figure:
-    """Draw a panel per cluster: its share at every client (thin) and their mean (thick)."""
+    """Draw a panel per cluster: its share at every client (thin) and their mean (thick).
+
+    Of many clients, percentiles are drawn as bands.
+    """
     share_RNS = np.asarray(mixtures_RNS, dtype=float)
     known_R = np.isfinite(share_RNS).any(axis=1).all(axis=1)
     round_R, share_RNS = np.asarray(rounds)[known_R], share_RNS[known_R]
     figure, panels = _panels("Mixtures by round", share_RNS.shape[2])
-    marker = _marker(round_R)
-    thin: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5, "marker": marker, "markersize": 3}
-    thick: dict[str, Any] = {"linewidth": 1.5, "marker": marker, "markersize": 4}
+    is_crowded = share_RNS.shape[1] > DRAWN_AT_MOST
+    thick: dict[str, Any] = {"linewidth": 1.5, "marker": _marker(round_R), "markersize": 4}
     for s, axes in enumerate(panels):
         share_RN = share_RNS[:, :, s]
-        axes.plot(round_R, share_RN, color=_colour(s), **thin)
+        (_draw_bands if is_crowded else _draw_thin_lines)(axes, round_R, share_RN, _colour(s))
         axes.plot(round_R, np.nanmean(share_RN, axis=1), color="black", **thick)
         axes.set(xlabel="Round", ylim=(-0.02, 1.02))
         axes.set_title(_cluster(s), fontsize=TEXT_POINTS)
         _tick_rounds(axes, round_R.tolist())
     figure.supylabel("Share of the examples", fontsize=TEXT_POINTS)
-    client = Line2D([], [], color=GREY, linewidth=0.6, label="a client")
-    _legend(figure, [client, Line2D([], [], color="black", label="mean over clients")])
+    clients: list[Artist] = [Line2D([], [], color=GREY, linewidth=0.6, label="a client")]
+    if is_crowded:
+        labels = [f"{high - low} % of the clients" for low, high in BANDS]
+        clients = [
+            Patch(color=GREY, alpha=0.3 * (i + 1), label=label) for i, label in enumerate(labels)
+        ]
+    _legend(figure, [*clients, Line2D([], [], color="black", label="mean over clients")])
     return figure
+
+
+def _draw_thin_lines(axes: Axes, round_R: Points, share_RN: Points, colour: str) -> None:
+    style: dict[str, Any] = {"marker": _marker(round_R), "markersize": 3}
+    axes.plot(round_R, share_RN, color=colour, linewidth=0.6, alpha=0.5, **style)
+
+
+def _draw_bands(axes: Axes, round_R: Points, share_RN: Points, colour: str) -> None:
+    for low, high in BANDS:
+        low_R, high_R = np.nanpercentile(share_RN, [low, high], axis=1)
+        if len(round_R) == 1:  # a band has no width there
+            axes.vlines(round_R, low_R, high_R, color=colour, alpha=0.3, linewidth=9)
+        axes.fill_between(round_R, low_R, high_R, color=colour, alpha=0.3, linewidth=0)
 
 
 def draw_network(
@@ -227,7 +252,10 @@ def draw_network(
     """Draw the graph of n clients as pies of their estimated mixtures, in rings of the true ones.
 
     Cluster s has the same colour in both: match the true distributions to the clusters first.
+    Of many clients, histograms of degrees and shares are drawn: no one can read such a graph.
     """
+    if n > DRAWN_AT_MOST:
+        return _draw_histograms(edges, mixtures, n, truth)
     figure = Figure(figsize=(WIDTH_INCHES, WIDTH_INCHES), layout="constrained")
     axes = figure.add_subplot(aspect="equal", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE))
     axes.set_axis_off()
@@ -236,11 +264,46 @@ def draw_network(
     segments = [position_N2[[i, j]] for i, j in edges]
     width = float(np.clip(9 / max(len(edges), 1) ** 0.5, 0.15, 0.9))
     axes.add_collection(LineCollection(segments, colors=PALE, linewidths=width, zorder=1))
-    if n > PIES_AT_MOST or not mixtures:
-        _draw_dots(figure, axes, position_N2, mixtures)
-    else:
+    if mixtures:
         _draw_pies(figure, axes, position_N2, mixtures, truth)
+    else:
+        size = float(np.clip(6000 / n, 6, 60))
+        axes.scatter(*position_N2.T, s=size, color=_colour(0), zorder=2)
     return figure
+
+
+def _draw_histograms(
+    edges: list[tuple[int, int]],
+    mixtures: list[list[float]] | None,
+    n: int,
+    truth: list[list[float]] | None,
+) -> Figure:
+    """Draw how many clients have which degree, and which share of each cluster."""
+    share_NS = np.asarray(mixtures or np.empty((n, 0)), dtype=float)
+    clusters = share_NS.shape[1]
+    figure, panels = _panels(f"Degrees and mixtures of {n:,} clients", 1 + clusters, sharey=False)
+    degree_N = np.bincount(np.asarray(edges, dtype=int).ravel(), minlength=n)
+    _draw_degrees(panels[0], degree_N)
+    for s, axes in enumerate(panels[1:]):
+        share_N = share_NS[:, s]
+        axes.hist(share_N[np.isfinite(share_N)], bins=SHARE_BINS, color=_colour(s))
+        if truth is not None:
+            true_N = [shares[s] for shares in truth]
+            axes.hist(true_N, bins=SHARE_BINS, histtype="step", color="black")
+        axes.set(xlabel=f"Share of {_cluster(s)}")
+    panels[0].set_ylabel("Clients")
+    if clusters and truth is not None:
+        line = Line2D([], [], color="black", label="true shares")
+        _legend(figure, [Patch(color=GREY, label="estimated shares"), line])
+    return figure
+
+
+def _draw_degrees(axes: Axes, degree_N: NDArray[np.int64]) -> None:
+    low, high = int(degree_N.min()), int(degree_N.max())
+    width = max(1, -(-(high - low + 1) // DEGREE_BINS))
+    axes.hist(degree_N, bins=np.arange(low, high + width + 1, width) - 0.5, color=GREY)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.set(xlabel="Degree")
 
 
 def _layout(edges: list[tuple[int, int]], n: int) -> Points:
@@ -250,7 +313,7 @@ def _layout(edges: list[tuple[int, int]], n: int) -> Points:
     has_kamada_kawai = n <= KAMADA_KAWAI_AT_MOST and nx.is_connected(graph)
     layout = nx.kamada_kawai_layout(graph) if has_kamada_kawai else nx.spring_layout(graph, seed=0)
     position_N2 = _fill(np.array([layout[i] for i in range(n)], dtype=float))
-    return _fill(_separate(position_N2)) if n <= PIES_AT_MOST else position_N2
+    return _fill(_separate(position_N2))
 
 
 def _fill(position_N2: Points) -> Points:
@@ -272,24 +335,6 @@ def _separate(position_N2: Points) -> Points:
         push_NN1 = np.maximum(least - distance_NN1, 0) / 4
         position_N2 = position_N2 + (push_NN1 * apart_NN2 / distance_NN1).sum(axis=1)
     return position_N2
-
-
-def _draw_dots(
-    figure: Figure, axes: Axes, position_N2: Points, mixtures: list[list[float]] | None
-) -> None:
-    x_N, y_N = position_N2.T
-    size = float(np.clip(6000 / len(position_N2), 6, 60))
-    if not mixtures:
-        axes.scatter(x_N, y_N, s=size, color=_colour(0), zorder=2)
-        return
-    share_N = np.array([mixture[0] for mixture in mixtures], dtype=float)
-    known = np.isfinite(share_N)
-    axes.scatter(x_N[~known], y_N[~known], s=size, color=GREY, zorder=2)
-    scale: dict[str, Any] = {"c": share_N[known], "cmap": "cividis", "vmin": 0, "vmax": 1}
-    dots = axes.scatter(x_N[known], y_N[known], s=size, linewidths=0, zorder=2, **scale)
-    bar = figure.colorbar(dots, ax=axes, shrink=0.5)
-    bar.set_label(f"Share of {_cluster(0)}", fontsize=SMALL_POINTS)
-    bar.ax.tick_params(labelsize=SMALL_POINTS)
 
 
 def _draw_pies(
@@ -342,13 +387,13 @@ def _radius(position_N2: Points) -> float:
 # ---- parts of all figures
 
 
-def _panels(title: str, count: int = 1) -> tuple[Figure, list[Axes]]:
+def _panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
     """Return a column-wide figure with its panels, two or three in a row."""
     columns = min(count, 2 if count == 4 else 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(WIDTH_INCHES, 1.0 + 2.0 * max(rows, 1.2)), layout="constrained")
     figure.suptitle(title, fontsize=TEXT_POINTS)
-    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
+    panels = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel().tolist()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=SMALL_POINTS)
@@ -398,38 +443,3 @@ def _dash(i: int) -> str:
 
 def _cluster(s: int) -> str:
     return f"cluster {s}"
-
-
-# ---- files
-
-
-def to_svg(figure: Figure) -> bytes:
-    """Return the figure as SVG on a transparent ground; equal figures give equal bytes."""
-    content = io.BytesIO()
-    with _rc_lock, matplotlib.rc_context({"svg.hashsalt": "fedspd"}):
-        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
-    return content.getvalue()
-
-
-def save(figure: Figure, folder: Path | str, name: str) -> list[Path]:
-    """Save the figure atomically as name.png and name.pdf; equal figures give equal files."""
-    return [_save(figure, Path(folder) / f"{name}.{kind}", kind) for kind in ("png", "pdf")]
-
-
-def _save(figure: Figure, path: Path, kind: str) -> Path:
-    draft = path.with_name(f".{path.name}.part")
-    undated = {"CreationDate": None} if kind == "pdf" else None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Many publishers refuse Type 3 fonts; 42 is TrueType.
-        with _rc_lock, matplotlib.rc_context({"pdf.fonttype": 42}):
-            figure.savefig(draft, format=kind, dpi=150, metadata=undated)
-        draft.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        raise StorageError(
-            f"The figure {path} could not be written: {error.strerror}; "
-            "make room or choose a folder that can be written."
-        ) from error
-    return path

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedspd.core.imports import options_table
-from fedspd.reporting import figures, tables
+from fedspd.reporting import figure_files, tables
 from fedspd.reporting.method_rows import Comparison, MethodRow
 from fedspd.reporting.points import SHARED_TABLES, flatten
 from fedspd.reporting.runs import Run
@@ -203,7 +203,7 @@ def _render_figures(shown: Mapping[str, Figure], example: str) -> str:
 
 
 def _render_figure(name: str, figure: Figure, caption: str) -> str:
-    picture = base64.b64encode(figures.to_svg(figure)).decode()
+    picture = base64.b64encode(figure_files.to_svg(figure)).decode()
     alternative = escape(name.replace("-", " "))
     image = f'<img alt="{alternative}" src="data:image/svg+xml;base64,{picture}">'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"

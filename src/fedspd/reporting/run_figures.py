@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedspd.core.metrics import relabelling
-from fedspd.reporting import figures
+from fedspd.reporting import figure_files, figures
 from fedspd.reporting.method_rows import Comparison, Line, MethodRow, accuracy_along
 from fedspd.reporting.points import canonical_json, format_label, format_point
 from fedspd.reporting.statistics import Interval
@@ -21,7 +21,8 @@ CURVES_AT_MOST = 8  # in one figure
 
 def save_figures(drawn: Mapping[str, Figure], folder: Path) -> list[Path]:
     """Save each figure as PNG and PDF, and return their paths."""
-    return [path for name, figure in drawn.items() for path in figures.save(figure, folder, name)]
+    pairs = drawn.items()
+    return [path for name, figure in pairs for path in figure_files.save(figure, folder, name)]
 
 
 # ---- single runs
