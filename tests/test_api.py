@@ -35,3 +35,14 @@ def test_own_method_imports_the_public_modules_alone():
     names |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     public = {name for name in names if name and name.startswith("fedspd")}
     assert public == {"fedspd", "fedspd.methods"}
+
+
+def test_run_imports_nothing_that_only_reports_and_other_runs_need():
+    """matplotlib and networkx draw figures after a run; the others take a second to import."""
+    program = (
+        "import sys, fedspd; fedspd.run({'clients': 3, 'rounds': 1, 'data': {'examples': 10}}); "
+        "heavy = 'matplotlib', 'networkx', 'sklearn', 'pandas', 'scipy.stats', 'sympy'; "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

@@ -56,7 +56,7 @@ def measure_memory(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
 def memory_factor(experiment: Experiment, before: int, peak: int) -> float:
     """Return what a run adds over N x S x P."""
     plan = experiment.plan
-    models = plan.clients * plan.algorithm.cluster_limit
+    models = plan.clients * int(plan.algorithm.cluster_limit)
     return (peak - before) / (models * plan.learner.size * plan.learner.dtype.itemsize)
 
 

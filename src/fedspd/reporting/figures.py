@@ -41,7 +41,7 @@ SEPARATION_STEPS = 50
 LEAST_ASPECT = 0.3  # of a layout that is stretched to a square
 LEAST_SHARE = 0.005  # of a mixture that is drawn
 DRAWN_AT_MOST = 300  # clients; of more, distributions are drawn
-SHARE_BINS = np.linspace(0, 1, 21)
+SHARE_BINS = [i / 20 for i in range(21)]
 DEGREE_BINS = 30  # at most
 BANDS = ((5, 95), (25, 75))  # percentiles
 KAMADA_KAWAI_AT_MOST = 100  # clients; its time is cubic in their number
@@ -301,7 +301,9 @@ def _draw_histograms(
 def _draw_degrees(axes: Axes, degree_N: NDArray[np.int64]) -> None:
     low, high = int(degree_N.min()), int(degree_N.max())
     width = max(1, -(-(high - low + 1) // DEGREE_BINS))
-    axes.hist(degree_N, bins=np.arange(low, high + width + 1, width) - 0.5, color=GREY)
+    axes.hist(
+        degree_N, bins=[edge - 0.5 for edge in range(low, high + width + 1, width)], color=GREY
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set(xlabel="Degree")
 

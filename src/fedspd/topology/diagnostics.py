@@ -204,11 +204,12 @@ def _mean_square_share(degree_N: NDArray[np.int64], needed: int, chosen: float) 
 def _binomial(count: int, chance: float) -> Floats:
     """Return the probabilities of 0 to `count` successes: scipy.stats takes a second to import."""
     if chance == 1:
-        return np.eye(count + 1)[-1]
+        return np.asarray(np.eye(count + 1)[-1])
     log_factorial = np.cumsum(np.log([1, *range(1, count + 1)]))
     log_ways = log_factorial[-1] - log_factorial - log_factorial[::-1]
     successes = np.arange(count + 1)
-    return np.exp(log_ways + successes * np.log(chance) + successes[::-1] * np.log1p(-chance))
+    log_chance = successes * np.log(chance) + successes[::-1] * np.log1p(-chance)
+    return np.asarray(np.exp(log_ways + log_chance))
 
 
 def _largest_eigenvalue(apply: Apply, known_N: Floats, key: Key) -> float:
