@@ -57,7 +57,7 @@ def memory_factor(experiment: Experiment, before: int, peak: int) -> float:
     """Return what a run adds over N x S x P."""
     plan = experiment.plan
     models = plan.clients * int(plan.algorithm.cluster_limit)
-    return (peak - before) / (models * plan.learner.size * plan.learner.dtype.itemsize)
+    return float((peak - before) / (models * plan.learner.size * plan.learner.dtype.itemsize))
 
 
 def run_bytes(experiment: Experiment) -> tuple[int, int]:

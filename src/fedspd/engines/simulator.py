@@ -222,7 +222,7 @@ def _slices(plan: Plan, clients: range) -> list[range]:
 
 def _elements(plan: Plan) -> int:
     """Return the parameters of one model per cluster."""
-    return max(1, int(plan.algorithm.offer_limit)) * plan.learner.size
+    return int(max(1, plan.algorithm.offer_limit) * plan.learner.size)
 
 
 def _shared_tensor(plan: Plan) -> Tensor:

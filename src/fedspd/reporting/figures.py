@@ -268,7 +268,7 @@ def draw_network(
         _draw_pies(figure, axes, position_N2, mixtures, truth)
     else:
         size = float(np.clip(6000 / n, 6, 60))
-        axes.scatter(*position_N2.T, s=size, color=_colour(0), zorder=2)
+        axes.scatter(position_N2[:, 0], position_N2[:, 1], s=size, color=_colour(0), zorder=2)
     return figure
 
 
