@@ -17,17 +17,15 @@ class PrintAccuracy(fedspd.Callback):
 
 
 config = {
-    "method": "fedspd",
     "clients": 8,
     "rounds": 10,
     "training": {"lr": 0.1, "batch": 20},
-    "fedspd": {"warmup": 4},
 }
 together = fedspd.run(config, callbacks=[PrintAccuracy()])
 alone = fedspd.run({**config, "method": "local"})
 
 print(
-    f"FedSPD, after the final phase: {together.accuracy.mean():.1%}; "
+    f"FedSPD-Split, after the final phase: {together.accuracy.mean():.1%}; "
     f"local-only training: {alone.accuracy.mean():.1%}"
 )
 megabytes = together.summary["bytes"]["point_to_point"] / 1e6

@@ -21,11 +21,9 @@ def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 config = {
-    "method": "fedspd",
     "clients": 8,
     "rounds": 10,
     "training": {"lr": 0.1, "batch": 20},
-    "fedspd": {"warmup": 4},
 }
 result = fedspd.run(config, model=small_cnn)
 print(f"Test accuracy, mean over {len(result.accuracy)} clients: {result.accuracy.mean():.1%}")

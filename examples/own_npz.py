@@ -22,8 +22,6 @@ with TemporaryDirectory() as folder:
         "rounds": 10,
         "data": {"name": str(path)},
         "training": {"lr": 0.1, "batch": 20},
-        "method": "fedspd",
-        "fedspd": {"warmup": 4},
     }
     result = fedspd.run(config)
 print(f"Test accuracy, mean over {len(result.accuracy)} clients: {result.accuracy.mean():.1%}")

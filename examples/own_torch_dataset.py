@@ -25,11 +25,9 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
 
 
 config = {
-    "method": "fedspd",
     "clients": 8,
     "rounds": 10,
     "training": {"lr": 0.1, "batch": 20},
-    "fedspd": {"warmup": 4},
 }
 result = fedspd.run(config, data=Digits())
 print(f"Test accuracy, mean over {len(result.accuracy)} clients: {result.accuracy.mean():.1%}")

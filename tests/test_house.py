@@ -111,5 +111,5 @@ def test_ci_runs_the_tests():
 
 def test_pictures_of_the_documents_are_small():
     sizes = {path.name: path.stat().st_size for path in ROOT.glob("docs/images/*")}
-    assert "accuracy-by-round.png" in sizes
+    assert "mixtures.png" in sizes
     assert [name for name, size in sizes.items() if not 0 < size < 200_000] == []
