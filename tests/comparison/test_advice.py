@@ -66,7 +66,7 @@ def test_populations_speak_for_split():
 def test_one_population_without_skew_speaks_for_fedavg_and_split_is_no_rival():
     advice = advise(world(0.901, 0.9, 0.88, 0.7, ONE, 1), EVEN)
     assert (advice.method, advice.next_best) == ("fedavg", "fedavg, finetune=10")
-    assert "fedavg fits these data (fedspd-split comes to the same): no populations stand out" in (
+    assert "fedavg fits these data (fedspd-split then is FedAvg with a label prior): " in (
         advice.sentence
     )
 
