@@ -32,7 +32,7 @@ class Observation:
     centers_CSP     the model of every cluster
     model_CP        the single personal model of every client
     clusters_C      the number of clusters that the client found, if the method finds it
-    spectrum_CM     the eigenvalues by which it was found; 0 as long as there are none
+    spectrum_CM     the eigenvalues by which it was found, any number; 0 as long as there are none
     """
 
     loss_C: Tensor | None = None

@@ -183,7 +183,8 @@ def check_observation_fits(subject: Subject) -> None:
         for field in fields(seen):
             table = getattr(seen, field.name)
             axes = field.name.rpartition("_")[2]
-            shape = tuple(sizes[axis] for axis in axes)
+            columns = 0 if table is None or not table.ndim else table.shape[-1]
+            shape = tuple({**sizes, "M": columns}[axis] for axis in axes)  # M is any number
             is_right = table is None or tuple(table.shape) == shape
             subject.require(is_right, f"observe gives another shape of {field.name} than {shape}.")
         if seen.mixture_CS is not None:
