@@ -26,7 +26,7 @@ from fedspd.runtime.measures import Measures
 from fedspd.runtime.plan import Plan
 from fedspd.storage.checkpoint import read_rows, write_part
 
-MOMENTS_CLIENTS = 64  # whose centers are held in float64 at a time
+MOMENTS_CLIENTS = 8  # whose centers are held in float64 at a time
 
 
 class BlockRunner:
