@@ -1,13 +1,14 @@
 """The map of results: every method in many worlds, by one command that continues where it stopped.
 
-    python experiments/map_runs.py tune --out runs/map --workers 2   # rates and constants, first
-    python experiments/map_runs.py a --out runs/map --workers 2      # then the parts: a, b, c, d
+    python experiments/map_runs.py tune --workers 2   # rates and constants, first
+    python experiments/map_runs.py a --workers 2      # then the parts: a, b, c, d
+    python experiments/map_tables.py                  # the tables of docs/results.md
 
-A run is one line of OUT/PART.jsonl. map_tables.py reads experiments/map/PART.json, which every call
-updates; only these summaries are kept in the repository.
+A run is one line of experiments/map/PART.json. A part that is started again goes on.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import sys
@@ -26,6 +27,7 @@ Tree = dict[str, Any]
 SUMMARIES = Path(__file__).parent / "map"
 HELD_OUT_SEED = 1000
 RATES = (0.025, 0.05, 0.1)
+TUNED_WORLDS = ("labellings, mixed", "rotation, mixed")
 
 WORLDS: dict[str, Tree] = {
     "rotation, mixed": {"mixture": "rotation"},
@@ -151,7 +153,7 @@ def part_a() -> Iterator[Cell]:
         ):
             for world in worlds:
                 for row in METHODS:
-                    yield cell("a", tuned(MLP, row), data, world, degree, seed, row)
+                    yield cell("a", tuned(MLP, row, data), data, world, degree, seed, row)
 
 
 def part_b() -> Iterator[Cell]:
@@ -191,7 +193,7 @@ def part_c() -> Iterator[Cell]:
                 base = merge(SMALL_DEVICES, {"data": {"examples": examples}})
                 for world in worlds:
                     for row in METHODS:
-                        base_of_row = tuned(base, row)
+                        base_of_row = tuned(base, row, "fashion-mnist")
                         yield cell("c", base_of_row, "fashion-mnist", world, degree, seed, row)
 
 
@@ -203,12 +205,12 @@ def part_d() -> Iterator[Cell]:
 
 
 def part_tune() -> Iterator[Cell]:
-    """Each method's learning rate and main constant, on a held-out seed in two worlds."""
+    """Each method's rate and main constant, by dataset, on a held-out seed in two worlds."""
     for row in METHODS:
         for options in choices(row):
             base = merge(MLP, options)
-            for world in ("labellings, mixed", "rotation, mixed"):
-                found = cell("tune", base, "fashion-mnist", world, 6, HELD_OUT_SEED, row)
+            for data, world in itertools.product(("fashion-mnist", "mnist"), TUNED_WORLDS):
+                found = cell("tune", base, data, world, 6, HELD_OUT_SEED, row)
                 yield Cell({**found.place, "options": options}, found.config)
 
 
@@ -224,14 +226,14 @@ def choices(row: str) -> Iterator[Tree]:
 PARTS = {"tune": part_tune, "a": part_a, "b": part_b, "c": part_c, "d": part_d}
 
 
-def tuned(base: Tree, row: str) -> Tree:
-    """Return the config with the options that were best on the held-out seed."""
+def tuned(base: Tree, row: str, data: str) -> Tree:
+    """Return the config with the options that were best for a dataset on the held-out seed."""
     path = SUMMARIES / "tune.json"
     if not path.exists():
         sys.exit(f"{path}: no such file. Run the part 'tune' first.")
     by_options: dict[str, list[float]] = {}
     for record in json.loads(path.read_text()):
-        if record["method"] == row:
+        if (record["method"], record["data"]) == (row, data):
             by_options.setdefault(json.dumps(record["options"]), []).append(record["accuracy"])
     best = max(by_options, key=lambda options: sum(by_options[options]))
     return merge(base, json.loads(best))
@@ -246,36 +248,32 @@ def run_cell(one: Cell) -> Tree:
     summary = fedspd.run(one.config).summary
     return {
         **one.place,
-        "accuracy": 100 * summary["accuracy"]["mean"],
-        "before_final": 100 * summary["accuracy_before_final_phase"]["mean"],
-        "worst": 100 * summary["accuracy"]["worst"],
+        "accuracy": round(100 * summary["accuracy"]["mean"], 3),
+        "before_final": round(100 * summary["accuracy_before_final_phase"]["mean"], 3),
+        "worst": round(100 * summary["accuracy"]["worst"], 3),
         "clusters": summary["clusters"],
         "purity": summary["purity"],
         "rand": summary["adjusted_rand_index"],
         "bytes": summary["bytes"],
         "steps": summary["steps"],
         "seconds": summary["seconds"],
-        "hash": summary["hash"],
     }
 
 
-def run_part(part: str, folder: Path, workers: int) -> None:
-    """Run what is missing of a part, and update its summary after every run."""
-    path = folder / f"{part}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    done = {name_of(record): record for record in read_lines(path)}
+def run_part(part: str, workers: int, folder: Path = SUMMARIES) -> None:
+    """Run what is missing of a part; its file is written anew after every run."""
+    path = folder / f"{part}.json"
     cells = list(PARTS[part]())
+    done = {name_of(record): record for record in read(path)}
     missing = [one for one in cells if one.name not in done]
     print(f"part {part}: {len(cells) - len(missing)} of {len(cells)} runs are done", flush=True)
     start = time.monotonic()
     for count, record in enumerate(run_all(missing, workers), 1):
-        with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
         done[name_of(record)] = record
+        write_atomically(path, [done[one.name] for one in cells if one.name in done])
         left = (time.monotonic() - start) / count * (len(missing) - count) / 60
         what = "{data}, {world}, degree {degree}, seed {seed}, {method}".format(**record)
         print(f"{record['accuracy']:5.1f}  {what}  ({left:.0f} min left)", flush=True)
-        write_summary(part, [done[one.name] for one in cells if one.name in done])
 
 
 def run_all(cells: Sequence[Cell], workers: int) -> Iterator[Tree]:
@@ -290,46 +288,35 @@ def run_all(cells: Sequence[Cell], workers: int) -> Iterator[Tree]:
             yield from (future.result() for future in ended)
 
 
-def read_lines(path: Path) -> list[Tree]:
-    """Return the complete lines of a file, and remove a last one that a kill has cut."""
-    if not path.exists():
-        return []
-    complete = path.read_text().rpartition("\n")[0]
-    path.write_text(complete + "\n" if complete else "")
-    return [json.loads(line) for line in complete.splitlines()]
-
-
-RESULTS = {"accuracy", "before_final", "worst", "clusters", "purity", "rand", "bytes", "steps"}
-RESULTS |= {"seconds", "hash"}
+RESULTS = ("accuracy", "before_final", "worst", "clusters", "purity", "rand", "bytes", "steps")
 
 
 def name_of(record: Tree) -> str:
-    """Return the name of the cell that a line belongs to."""
-    place = {key: value for key, value in record.items() if key not in RESULTS}
-    return json.dumps(place, sort_keys=True)
+    """Return the name of the cell that a record belongs to."""
+    others = (*RESULTS, "seconds")
+    return json.dumps({k: v for k, v in record.items() if k not in others}, sort_keys=True)
 
 
-def write_summary(part: str, records: Sequence[Tree]) -> None:
-    """Write the part's runs in a short form, one line each."""
-    SUMMARIES.mkdir(exist_ok=True)
-    lines = [json.dumps(short(record)) for record in records]
-    (SUMMARIES / f"{part}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+def read(path: Path) -> list[Tree]:
+    """Return the runs that have ended."""
+    records: list[Tree] = json.loads(path.read_text()) if path.exists() else []
+    return records
 
 
-def short(record: Tree) -> Tree:
-    """Return a line without what can be had only by running again."""
-    kept = {key: value for key, value in record.items() if key != "hash"}
-    numbers = {key: round(value, 3) for key, value in kept.items() if isinstance(value, float)}
-    return {**kept, **numbers}
+def write_atomically(path: Path, records: Sequence[Tree]) -> None:
+    """Write the runs, one line each, so that a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n"
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--out", type=Path, default=Path("runs/map"))
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
-    run_part(given.part, given.out, given.workers)
+    run_part(given.part, given.workers)
 
 
 if __name__ == "__main__":

@@ -121,19 +121,29 @@ def place(record: Record) -> tuple[str, int, int, int]:
 
 def chosen(records: Sequence[Record]) -> str:
     """Return the table of the options that were best on the held-out seed."""
-    lines = ["| method | chosen | mean of the two worlds (%) |", "|---|---|--:|"]
+    datasets = list(dict.fromkeys(record["data"] for record in records))
+    heads = " | ".join(f"{data}: chosen | mean (%)" for data in datasets)
+    lines = [f"| method | {heads} |", "|---|" + "---|--:|" * len(datasets)]
     for method, head in HEADS.items():
-        sums: dict[str, list[float]] = {}
-        for record in records:
-            if record["method"] == method:
-                sums.setdefault(json.dumps(record["options"]), []).append(record["accuracy"])
-        if not sums:
-            continue
-        best = max(sums, key=lambda options: sum(sums[options]))
-        options = json.loads(best)
-        words = [f"{t}.{k} = {v}" for t, table in options.items() for k, v in table.items()]
-        lines.append(f"| {head} | {', '.join(words)} | {sum(sums[best]) / len(sums[best]):.1f} |")
+        cells = [
+            best_options([r for r in records if (r["method"], r["data"]) == (method, data)])
+            for data in datasets
+        ]
+        lines.append(f"| {head} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def best_options(records: Sequence[Record]) -> str:
+    """Return the options with the highest mean, and that mean, as two cells."""
+    sums: dict[str, list[float]] = {}
+    for record in records:
+        sums.setdefault(json.dumps(record["options"]), []).append(record["accuracy"])
+    if not sums:
+        return " | "
+    best = max(sums, key=lambda options: sum(sums[options]))
+    tables = json.loads(best).items()
+    words = [f"{key} = {value}" for _, table in tables for key, value in table.items()]
+    return f"{', '.join(words)} | {sum(sums[best]) / len(sums[best]):.1f}"
 
 
 def main(page: Path = ROOT / "docs/results.md", folder: Path = ROOT / "experiments/map") -> None:

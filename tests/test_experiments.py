@@ -136,12 +136,12 @@ def test_map_runs_what_is_missing_and_keeps_what_is_there(
         return [map_runs.cell("x", base, "digits", "iid", 2, 0, row) for row in rows]
 
     monkeypatch.setitem(map_runs.PARTS, "x", cells)
-    monkeypatch.setattr(map_runs, "SUMMARIES", tmp_path / "map")
-    map_runs.run_part("x", tmp_path, 1)
-    lines = (tmp_path / "x.jsonl").read_text().splitlines(keepends=True)
-    assert [json.loads(line)["method"] for line in lines] == ["fedspd-split", "fedavg"]
-    (tmp_path / "x.jsonl").write_text(lines[0] + lines[1][:30])  # as a kill leaves it
-    map_runs.run_part("x", tmp_path, 1)
-    again = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
-    assert [line["hash"] for line in again] == [json.loads(line)["hash"] for line in lines]
-    assert len(json.loads((tmp_path / "map/x.json").read_text())) == 2
+    map_runs.run_part("x", 1, tmp_path)
+    records = json.loads((tmp_path / "x.json").read_text())
+    assert [one["method"] for one in records] == ["fedspd-split", "fedavg"]
+    kept = {**records[0], "accuracy": 12.5}
+    (tmp_path / "x.json").write_text(json.dumps([kept]))
+    map_runs.run_part("x", 1, tmp_path)
+    again = json.loads((tmp_path / "x.json").read_text())
+    assert again[0] == kept
+    assert again[1]["accuracy"] == records[1]["accuracy"]

@@ -61,10 +61,20 @@ def test_training_in_bfloat16_has_one_hash(subjects, name, tmp_path):
     assert check_one_hash(plan, tmp_path) != run(Simulator(plan_of(subjects[name])), path_graph())
 
 
-def test_models_sent_as_bfloat16_have_one_hash(subject, method, tmp_path):
+@pytest.mark.parametrize("name", ["fedspd", "fedspd-split"])
+def test_models_sent_as_bfloat16_have_one_hash(subjects, name, tmp_path):
+    check_models_sent_as_bfloat16(subjects[name], name, tmp_path)
+
+
+@pytest.mark.long
+def test_models_of_every_method_sent_as_bfloat16_have_one_hash(subject, method, tmp_path):
+    check_models_sent_as_bfloat16(subject, method, tmp_path)
+
+
+def check_models_sent_as_bfloat16(subject, name, tmp_path):
     plan = partial(plan_of, subject, BFLOAT16)
     is_changed = check_one_hash(plan, tmp_path) != run(Simulator(plan_of(subject)), path_graph())
-    assert is_changed == (method != "local")
+    assert is_changed == (name != "local")
 
 
 def test_ledger_counts_two_bytes_per_parameter_of_a_model_and_four_of_other_vectors(subjects):
