@@ -26,7 +26,7 @@ from fedspd.runtime.block_runner import BlockRunner
 
 @pytest.mark.parametrize("method", ["fedspd", "fedem", "fedavg"])
 def test_estimate_is_within_a_tenth_of_the_memory_of_a_run(method):
-    experiment = wide_network(method, clients=450)
+    experiment = wide_network(method)
     expected = estimate(experiment)["memory"]["total"]
     _, found = run_bytes(experiment)
     assert expected == pytest.approx(found, rel=0.1)
