@@ -18,6 +18,8 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.learner import TrainingOptions, cross_entropy
+from fedspd.testing import Subject
+from fedspd.testing.checks import check_engines_agree
 
 
 def column(*numbers: float) -> Tensor:
@@ -200,3 +202,21 @@ def test_newcomer_starts_from_its_neighbours_mean_and_finetunes(network):
     assert net.algorithm.finish(
         net.learner, state, newcomer, net.key.at(1)
     ).model_CP.item() == pytest.approx(2.5)
+
+
+def test_fedprox_stays_near_the_model_that_the_round_began_with(network):
+    """Client 1 takes two steps in round 1's two epochs: w = 2, then 2 + 0.1 (18 - 5 * 2) = 2.8.
+
+    Without the term of mu = 5 it would be 3.8; the others go to 1.4 and 8.4.
+    """
+    x, y = [column(1), column(1), column(1)], [column(10), column(20), column(60)]
+    training = TrainingOptions(lr=0.1, momentum=0, epochs=2, first_round_factor=1)
+    apart = Graph.from_edges(3, [])
+    for mu, models in ((0.0, [1.9, 3.8, 11.4]), (5.0, [1.4, 2.8, 8.4])):
+        net = network(FedAvg(mu=mu), x, y, apart, training=training)
+        net.state = type(net.state)(torch.zeros_like(net.state.model_CP), net.state.loss_C)
+        assert net.run(1).state.model_CP.flatten().tolist() == pytest.approx(models)
+
+
+def test_fedprox_keeps_the_contract():
+    check_engines_agree(Subject(FedAvg, 1, {"mu": 0.5}))

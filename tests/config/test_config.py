@@ -35,7 +35,7 @@ def test_load_without_arguments_returns_the_defaults():
     assert config.clusters is None
     assert config == validate({})
     training = config.training
-    assert (training.lr, training.momentum, training.batch) == (0.05, 0.5, 50)
+    assert (training.first_rate, training.momentum, training.batch) == (0.05, 0.5, 50)
     assert (training.decay, training.decay_every) == (0.8, 5)
 
 

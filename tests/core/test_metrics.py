@@ -16,8 +16,12 @@ from fedspd.core.metrics import (
     Spread,
     accuracy_by_distribution,
     adjusted_rand_index,
+    auc,
+    macro_f1,
     purity,
+    r2,
     relabelling,
+    rmse,
     switched_clients,
 )
 
@@ -170,3 +174,36 @@ def test_pure_clients_have_nothing_to_switch():
 def test_switched_clients_need_two_clusters_and_distributions():
     assert switched_clients(np.ones((3, 1, 2), np.int64)).tolist() == []
     assert switched_clients(np.ones((3, 2, 1), np.int64)).tolist() == []
+
+
+# ---- scores of predictions
+
+
+def test_scores_of_classes_equal_those_of_scikit_learn():
+    from sklearn.metrics import f1_score, roc_auc_score
+
+    draw = np.random.default_rng(0)
+    output, y = draw.normal(size=(40, 3)).round(1), draw.integers(3, size=40)  # with ties
+    chance = np.exp(output) / np.exp(output).sum(1, keepdims=True)
+    assert macro_f1(output, y) == pytest.approx(f1_score(y, output.argmax(1), average="macro"))
+    expected = roc_auc_score(y, chance, multi_class="ovr", average="macro")
+    assert auc(output, y) == pytest.approx(expected)
+
+
+def test_scores_of_a_regression_equal_those_of_scikit_learn():
+    from sklearn.metrics import mean_squared_error, r2_score
+
+    draw = np.random.default_rng(0)
+    output, y = draw.normal(size=30), draw.normal(size=30)
+    assert rmse(output, y) == pytest.approx(mean_squared_error(y, output) ** 0.5)
+    assert r2(output, y) == pytest.approx(r2_score(y, output))
+    pair = np.stack([y, 2 * y], 1)
+    assert r2(pair, pair) == 1
+    assert rmse(pair + 3, pair) == pytest.approx(3)
+
+
+def test_scores_that_do_not_exist_are_nan():
+    output, y = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 1])
+    assert np.isnan(auc(output, y))
+    assert macro_f1(output, y) == pytest.approx((0 + 2 / 3) / 2)
+    assert np.isnan(r2(np.array([1.0, 2.0]), np.array([3.0, 3.0])))

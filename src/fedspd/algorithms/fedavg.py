@@ -5,6 +5,9 @@ averaging over the closed neighbourhood; on a star the server averages. With `fi
 strong baseline: every client trains its model for some more epochs at the end, and with
 `interpolate` goes back to the shared model as far as cross-validation says.
 
+With `mu` it is FedProx (Li et al.; Federated Optimization in Heterogeneous Networks; MLSys 2020):
+local training stays near the model w that the round began with, by mu/2 ||w_i - w||^2 in the loss.
+
 Shapes: C clients, P parameters of a model.
 """
 
@@ -40,15 +43,27 @@ class FedAvg(Local):
         ),
     ] = "none"
 
+    mu: Annotated[
+        float,
+        Field(ge=0, description="The weight of the proximal term; above 0, the method is FedProx."),
+    ] = 0.0
+
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         neighbourhood = yield Exchange(
             only_C1,
-            learner.train(state.model_CP, data, key.of("train", 0))[:, None],
+            self.local_update(learner, state.model_CP, data, key.of("train", 0))[:, None],
             data.counts_C[:, None],
             only_C1,
         )
         return with_loss(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
+
+    def local_update(self, learner: Learner, model_CP: Tensor, data: Block, key: Key) -> Tensor:
+        """Return the models after local training, near the first ones with `mu`."""
+        if not self.mu:
+            return learner.train(model_CP, data, key)
+        pull_C = torch.full((len(data),), self.mu)
+        return learner.train(model_CP, data, key, anchor_CP=model_CP, pull_C=pull_C)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         if not self.finetune:

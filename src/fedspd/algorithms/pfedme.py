@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
+from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
@@ -54,6 +55,14 @@ class PFedMe(Algorithm[State]):
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         model_CP = learner.draw(key.of("model", 0)).repeat(len(data), 1)
         return State(model_CP, model_CP, torch.full((len(data),), torch.nan))
+
+    def check_learner(self, learner: Learner) -> None:
+        name = learner.training.optimizer
+        if name != "sgd":
+            raise ConfigError(
+                f"training.optimizer = '{name}': pFedMe takes gradient steps of its own, with "
+                "pfedme.personal_lr; expected sgd. Leave pfedme out, or set training.optimizer."
+            )
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         w_CP, theta_CP = self.local_update(learner, state.model_CP, data, key)

@@ -9,10 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedspd.core.block import Block
@@ -21,67 +20,17 @@ from fedspd.core.keys import Key
 from fedspd.core.losses import Loss, Objective, weighted_loss
 from fedspd.core.losses import cross_entropy as cross_entropy
 from fedspd.core.losses import squared_error as squared_error
-from fedspd.core.options import Options
 from fedspd.core.precision import Precision, forward_precision
-from fedspd.core.sgd import Scale, sgd_step
+from fedspd.core.sgd import Descent, Optimizer, Scale
 
 if TYPE_CHECKING:
     from fedspd.core.heads import SplitLearner
 
 from fedspd.core.stacked import StackedTrainer
+from fedspd.core.training import TrainingOptions as TrainingOptions
 from fedspd.core.vmapped import VmapTrainer
 
 EVALUATION_BATCH = 512
-
-
-class TrainingOptions(Options):
-    """The local training of every method. The defaults are the paper's values."""
-
-    lr: Annotated[float, Field(gt=0, description="The learning rate of the first round (eta).")] = (
-        0.05
-    )
-    momentum: Annotated[
-        float,
-        Field(ge=0, lt=1, description="The momentum, which starts at 0 in every local update."),
-    ] = 0.5
-    weight_decay: Annotated[
-        float, Field(ge=0, description="The L2 penalty, as in torch.optim.SGD.")
-    ] = 0.0
-    batch: Annotated[int, Field(ge=1, description="The number of examples in a batch.")] = 50
-    epochs: Annotated[int, Field(ge=1, description="The local epochs in a round (tau).")] = 5
-    first_round_factor: Annotated[
-        int, Field(ge=1, description="The factor on the local epochs of round 1, with any method.")
-    ] = 2
-    decay: Annotated[
-        float,
-        Field(gt=0, le=1, description="The factor of a decay; 0.85 for CIFAR in the paper."),
-    ] = 0.8
-    decay_every: Annotated[
-        int, Field(ge=1, description="The rounds between two decays of the learning rate.")
-    ] = 5
-    head_rate: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="The factor on the learning rate of the head (`model.head`), with any "
-            "method.",
-        ),
-    ] = 1.0
-
-    def rate(self, round: int) -> float:
-        """Return the learning rate of a round."""
-        return float(self.lr * self.decay ** ((max(round, 1) - 1) // self.decay_every))
-
-    def rates(self, round: int) -> list[float]:
-        """Return the learning rate of every local epoch of a round."""
-        return [self.rate(round)] * (self.epochs * (self.first_round_factor if round == 1 else 1))
-
-    def final_rates(self, epochs: int, factor: float = 0.5, decay: float = 0.8) -> list[float]:
-        """Return the learning rates of epochs after the last round.
-
-        They start from the first round's rate: after many rounds, decay has left next to nothing.
-        """
-        return [self.lr * factor * decay ** (epoch // 3) for epoch in range(epochs)]
 
 
 class LocalUpdate(NamedTuple):
@@ -94,7 +43,7 @@ class LocalUpdate(NamedTuple):
     anchor_W: Tensor | None  # adds pull/2 ||weights - anchor||^2 to the loss
     pull: float
     rates: Sequence[float]  # one for every epoch
-    momentum: float
+    optimizer: Optimizer
     factor_W: Tensor | None = None  # on the rate of every parameter
 
     def scale(self, rate: Scale) -> Scale:
@@ -190,18 +139,20 @@ class Learner(FlatModule):
         momentum: float | None = None,
         factor_W: Tensor | None = None,
     ) -> Tensor:
-        """Return every client's model after local SGD on its own examples.
+        """Return every client's model after local training on its own examples.
+
+        What the optimiser remembers, such as momentum, starts at 0.
 
         rates        a learning rate for every epoch; default: the local epochs of the round
         only_CE      train on these examples alone
         weight_CE    weight of every example's loss; with several heads weight_CES, one for each
         objective    what a weighted batch minimises
         anchor_CP    add pull_C/2 ||model - anchor||^2 to the loss
-        momentum     default: training.momentum
+        momentum     of SGD; default: training.momentum
         factor_W     factor on the learning rate of every trained parameter; 0 freezes it
         """
         rates = self.training.rates(key.round) if rates is None else rates
-        momentum = self.training.momentum if momentum is None else momentum
+        optimizer = self.training.optimizer_with(momentum)
         factor_W = self._rate_factor(factor_W)
 
         def update_of(c: int) -> LocalUpdate:
@@ -212,7 +163,7 @@ class Learner(FlatModule):
             if anchor_CP is not None and pull_C is not None:
                 anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
             x, y = data.x[c][rows], data.y[c][rows]
-            return LocalUpdate(x, y, weight, objective, anchor, pull, rates, momentum, factor_W)
+            return LocalUpdate(x, y, weight, objective, anchor, pull, rates, optimizer, factor_W)
 
         with self.timed("train"), one_thread():
             if self.vmap_trainer is not None:
@@ -252,22 +203,14 @@ class Learner(FlatModule):
 
     def _train_client(self, model_P: Tensor, update: LocalUpdate, key: Key) -> Tensor:
         self.load(model_P)
-        weights_W, velocity_W = self.flat[: self.weights], torch.zeros_like(self.gradient)
+        descent = Descent(update.optimizer, [self.flat[: self.weights]], [self.gradient])
+        anchors = [] if update.anchor_W is None else [update.anchor_W]
         with keyed_randomness(key.of("dropout"), self.device):
             self._set_mode(training=True)
             for rate, rows in self._batches(update, key):
                 weight = None if update.weight is None else update.weight[rows]
                 self._compute_gradient(update.x[rows], update.y[rows], weight, update.objective)
-                sgd_step(
-                    weights_W,
-                    self.gradient,
-                    velocity_W,
-                    update.scale(rate),
-                    momentum=update.momentum,
-                    weight_decay=self.training.weight_decay,
-                    anchor=update.anchor_W,
-                    pull=update.pull,
-                )
+                descent.step([update.scale(rate)], anchors, update.pull)
         return self.store()
 
     def _set_mode(self, training: bool) -> None:

@@ -136,3 +136,54 @@ def switched_clients(table_NSD: NDArray[np.int64]) -> NDArray[np.int64]:
     examples, largest = table_NSD.sum((1, 2)), table_NSD.sum(1).max(1)
     tells_apart = (by_own >= 0.9 * examples) & (np.rint(by_own) > largest)
     return np.flatnonzero(tells_apart & (by_network < 0.5 * examples))
+
+
+# ---- scores of predictions, by name
+
+
+def macro_f1(output: Numbers, y: Numbers) -> float:
+    """Return the mean F1 over the classes that are among the labels or the predictions."""
+    found = output.argmax(1)
+    scores = []
+    for k in np.union1d(y, found):
+        right = np.sum((found == k) & (y == k))
+        scores.append(2 * right / (np.sum(found == k) + np.sum(y == k)))
+    return float(np.mean(scores)) if scores else np.nan
+
+
+def auc(output: Numbers, y: Numbers) -> float:
+    """Return the area under the ROC curve: of each class against the rest, and their mean.
+
+    Classes that are absent, or the only one, have no curve; NaN if no class has one.
+    """
+    shifted = output - output.max(1, keepdims=True)
+    chance = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
+    areas = [_area(chance[:, k], y == k) for k in np.unique(y) if 0 < np.sum(y == k) < len(y)]
+    return float(np.mean(areas)) if areas else np.nan
+
+
+def _area(score: Numbers, is_positive: NDArray[np.bool_]) -> float:
+    """Return the chance that a positive example scores above a negative one; a tie is half."""
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[place]  # from 1; ties share the mean
+    positives = int(is_positive.sum())
+    above = rank[is_positive].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * (len(score) - positives)))
+
+
+def rmse(output: Numbers, y: Numbers) -> float:
+    """Return the root of the mean squared error, over examples and values."""
+    return float(np.sqrt(np.mean(np.square(output - y)))) if len(y) else np.nan
+
+
+def r2(output: Numbers, y: Numbers) -> float:
+    """Return the share of the variance that is explained, over all values of an example.
+
+    NaN where the targets do not vary.
+    """
+    total = np.square(y - y.mean(0)).sum() if len(y) else 0.0
+    return float(1 - np.square(output - y).sum() / total) if total > 0 else np.nan
+
+
+CLASS_METRICS = {"macro_f1": macro_f1, "auc": auc}
+REGRESSION_METRICS = {"rmse": rmse, "r2": r2}

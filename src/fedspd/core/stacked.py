@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedspd.core.keys import Key
-from fedspd.core.sgd import Scale, descend
+from fedspd.core.sgd import Descent, Scale, Tables
 from fedspd.core.stacked_layers import Pass, StackedDropout, StackedLayer, round_up, slab
 from fedspd.core.stacked_loss import output_gradient
 from fedspd.core.stacker import stack_layers
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 MOST_PARAMETERS = 100_000  # beyond, the products of one client keep the processor busy
 GROUP_BYTES = 2**21  # of the models of a group: with velocity and batch they stay in the cache
 LEAST_BATCH = 8
-Tables = list[Tensor]  # one for every slot, [G + 1, A]
 
 
 class Layout:
-    """The slots of a model as aligned tables, one for each slot; those that are trained come first.
+    """The slots of a model as aligned tables [G + 1, A], one for each; the trained come first.
 
     Tables of their own, as torch multiplies in one call only into memory without gaps.
     """
@@ -286,10 +285,12 @@ class _Group:
         x, y = [u.x for u in updates], [u.y for u in updates]
         self.examples = gather(x, y, weights or None, batch, learner.dtype)
         self.weights = layout.pack(model_GP)
-        self.velocity = [torch.zeros_like(table) for table in self.weights[: len(layout.trained)]]
-        self.programs = Programs(
-            trainer, self.weights, self.velocity, self.update.momentum, self.examples
-        )
+        trained, optimizer = self.weights[: len(layout.trained)], self.update.optimizer
+        gradient = [torch.zeros_like(table) for table in trained]
+        self.descent = Descent(optimizer, trained, gradient, optimizer.adds_up)
+        self.descents: dict[tuple[int, int], Descent] = {}  # of the rows of a step
+        momentum = optimizer.momentum if optimizer.adds_up else 0.0
+        self.programs = Programs(trainer, self.weights, gradient, momentum, self.examples)
         self.write_gradient = output_gradient(
             learner.example_loss, learner.loss, self.update.objective
         )
@@ -322,15 +323,15 @@ class _Group:
 
     def _descend(self, step: Step, rate: float) -> None:
         rows = slice(step.rows.start, step.rows.start + step.clients)
-        for number, velocity in enumerate(self.velocity):
-            descend(
-                self.weights[number][rows],
-                velocity[rows],
-                rate if self.factor is None else rate * self.factor[number][:1],
-                weight_decay=self.learner.training.weight_decay,
-                anchor=self.anchor[number][rows] if self.anchor else None,
-                pull=self.pull if isinstance(self.pull, float) else self.pull[rows],
-            )
+        name, factor = (rows.start, rows.stop), self.factor
+        if name not in self.descents:  # views, which cost as much as a small step
+            self.descents[name] = self.descent.of(rows)
+        own = self.descents[name]
+        own.step(
+            [rate] * len(own.weights) if factor is None else [rate * f[:1] for f in factor],
+            [anchor[rows] for anchor in self.anchor],
+            self.pull if isinstance(self.pull, float) else self.pull[rows],
+        )
 
 
 def _shares(examples: Examples, batch: int) -> Tensor:

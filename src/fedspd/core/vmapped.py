@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedspd.core.block import Block
 from fedspd.core.losses import Objective
-from fedspd.core.sgd import sgd_step
+from fedspd.core.sgd import Descent
 
 if TYPE_CHECKING:
     from fedspd.core.learner import Learner, LocalUpdate
@@ -43,40 +43,30 @@ class VmapTrainer:
     ) -> Tensor:
         """Return every client's model after its local update, as the learner's loop does."""
         trained_CP = model_CP.to(device=self.learner.device, dtype=self.learner.dtype, copy=True)
-        velocity_CW = torch.zeros_like(trained_CP[:, : self.learner.weights])
+        trained_CW = trained_CP[:, : self.learner.weights]
+        descent = Descent(updates[0].optimizer, [trained_CW], []) if updates else None
         self.learner.module.train()
         for of_all in zip_longest(*steps):
             for clients_G, rates, batches in _by_batch_size(of_all):
-                model_GP, velocity_GW = trained_CP[clients_G], velocity_CW[clients_G]
+                assert descent is not None
+                model_GP, updates_G = trained_CP[clients_G], [updates[c] for c in clients_G]
+                gradient_GW, rest_GQ = self._gradients(model_GP, updates_G, batches)
+                trained_CP[clients_G, self.learner.weights :] = rest_GQ
+                own = descent.of(clients_G, [gradient_GW])
                 rate_G = torch.tensor(rates, dtype=torch.double).to(model_GP)
-                updates_G = [updates[c] for c in clients_G]
-                self._step(model_GP, velocity_GW, updates_G, rate_G, batches)
-                trained_CP[clients_G], velocity_CW[clients_G] = model_GP, velocity_GW
+                self._step(own, updates_G, rate_G)
+                descent.put(clients_G, own)
         return trained_CP
 
-    def _step(
-        self,
-        model_GP: Tensor,
-        velocity_GW: Tensor,
-        updates: list["LocalUpdate"],
-        rate_G: Tensor,
-        batches: list[Tensor],
-    ) -> None:
-        learner, W = self.learner, self.learner.weights
-        gradient_GW, model_GP[:, W:] = self._gradients(model_GP, updates, batches)
+    def _step(self, descent: Descent, updates: list["LocalUpdate"], rate_G: Tensor) -> None:
         anchors = [update.anchor_W for update in updates if update.anchor_W is not None]
         pull_G = torch.tensor([update.pull for update in updates], dtype=torch.double)
-        sgd_step(
-            model_GP[:, :W],
-            gradient_GW,
-            velocity_GW,
-            updates[0].scale(rate_G[:, None]),
-            momentum=updates[0].momentum,
-            weight_decay=learner.training.weight_decay,
-            anchor=torch.stack(anchors) if anchors else None,
-            pull=pull_G.to(model_GP)[:, None],
+        descent.step(
+            [updates[0].scale(rate_G[:, None])],
+            [torch.stack(anchors)] if anchors else [],
+            pull_G.to(rate_G)[:, None],
         )
-        learner.effort.steps += len(updates)
+        self.learner.effort.steps += len(updates)
 
     def _gradients(
         self, model_GP: Tensor, updates: list["LocalUpdate"], batches: list[Tensor]

@@ -131,7 +131,8 @@ def build_learner(
     precision, head = config.precision, config.model.head
     if precision != "float32":
         _check_processor(config, device)
-    about = config.training, loss, device, getattr(torch, dtype), head, precision
+    training = config.training.over(config.rounds)
+    about = training, loss, device, getattr(torch, dtype), head, precision
     try:
         learner = Learner(factory, *about)
         _check_output(learner, x, y, classes, name)
