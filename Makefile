@@ -50,5 +50,5 @@ release: $(INSTALLED)  ## build wheel and sdist into dist/, and try the wheel in
 	$(BIN)/python tools/release.py
 
 clean:  ## remove .venv and all caches; runs/ stays
-	rm -rf .venv .venv-packages .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .coverage htmlcov build dist src/*.egg-info
+	rm -rf .venv .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .coverage htmlcov build dist src/*.egg-info
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,15 +19,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {
     "MNIST, CNN": {
         "clients": 8,
-        "rounds": 10,
-        "data": {"name": "mnist", "mixture": "iid", "examples": 150, "test_examples": 500},
+        "rounds": 15,
+        "data": {"name": "mnist", "mixture": "iid", "examples": 300, "test_examples": 1000},
     },
     "CIFAR-10, small CNN": {
-        "clients": 4,
-        "rounds": 6,
-        "data": {"name": "cifar10", "mixture": "iid", "examples": 150, "test_examples": 500},
+        "clients": 3,
+        "rounds": 12,
+        "data": {"name": "cifar10", "mixture": "iid", "examples": 2000, "test_examples": 3000},
         "model": {"name": "cifar-cnn", "small": True},
-        "training": {"lr": 0.02},
+        "training": {"lr": 0.02, "epochs": 1},
     },
 }
 

@@ -1,4 +1,4 @@
-"""fedspd's simulator: FedAvg on a complete graph with two workers.
+"""fedspd's simulator: FedAvg with a server (a star) and two workers.
 
 Only the last round is evaluated, and it is not timed.
 """
@@ -6,7 +6,7 @@ Only the last round is evaluated, and it is not timed.
 import time
 
 import torch
-from workload import CLIENTS, EXAMPLES, ROUNDS, data, report
+from workload import WORKLOAD, data, report
 
 import fedspd
 
@@ -24,16 +24,17 @@ class RoundClock(fedspd.Callback):
 def main() -> None:
     clock = RoundClock()
     x, y = (torch.cat(parts) for parts in zip(*data(), strict=True))
-    pool = (x.repeat(2, 1, 1, 1), y.repeat(2), x[:500], y[:500])  # clients are assigned half of it
-    rounds = ROUNDS + 2
+    pool = (torch.cat([x, x]), y.repeat(2), x[:500], y[:500])  # clients are assigned half of it
+    rounds = WORKLOAD.rounds + 2
     config = {
         "method": "fedavg",
-        "clients": CLIENTS,
+        "clients": WORKLOAD.clients,
         "rounds": rounds,
         "evaluate_every": rounds,
-        "data": {"examples": EXAMPLES, "mixture": "iid"},
-        "topology": {"kind": "complete"},
-        "model": {"name": "cnn"},
+        "data": {"examples": WORKLOAD.examples, "mixture": "iid"},
+        "topology": {"kind": "star"},
+        "model": {"name": WORKLOAD.model},
+        "training": {"batch": WORKLOAD.batch, "epochs": WORKLOAD.epochs},
     }
     fedspd.run(config, data=pool, workers=2, callbacks=[clock])
     report("fedspd", "fedspd", clock.ends[:-1])

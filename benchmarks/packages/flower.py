@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from workload import CLIENTS, ROUNDS, data, report
+from workload import WORKLOAD, data, report
 
 from fedspd.bench import plain
 
@@ -26,7 +26,7 @@ class TimedFedAvg(FedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         answers = list(replies)
         trained = sum(not answer.has_error() for answer in answers)
-        assert trained == CLIENTS, f"only {trained} clients trained"
+        assert trained == WORKLOAD.clients, f"only {trained} clients trained"
         result = super().aggregate_train(server_round, answers)
         ends.append(time.perf_counter())
         return result
@@ -35,13 +35,13 @@ class TimedFedAvg(FedAvg):
 @client.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    model = plain.PlainCNN()
+    model = WORKLOAD.module()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     own = TensorDataset(*data()[int(context.node_config["partition-id"])])
     optimiser = torch.optim.SGD(model.parameters(), lr=plain.LR, momentum=plain.MOMENTUM)
     model.train()
-    for _ in range(plain.EPOCHS):
-        for x, y in DataLoader(own, batch_size=plain.BATCH, shuffle=True):
+    for _ in range(WORKLOAD.epochs):
+        for x, y in DataLoader(own, batch_size=WORKLOAD.batch, shuffle=True):
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimiser.step()
@@ -54,13 +54,13 @@ def train(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = TimedFedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
-    strategy.start(
-        grid=grid, initial_arrays=ArrayRecord(plain.PlainCNN().state_dict()), num_rounds=ROUNDS + 1
-    )
+    everyone = {"min_available_nodes": WORKLOAD.clients, "min_train_nodes": WORKLOAD.clients}
+    strategy = TimedFedAvg(fraction_evaluate=0.0, **everyone)
+    first = ArrayRecord(WORKLOAD.module().state_dict())
+    strategy.start(grid=grid, initial_arrays=first, num_rounds=WORKLOAD.rounds + 1)
 
 
 if __name__ == "__main__":
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
-    run_simulation(server, client, CLIENTS, backend_config=resources)
+    run_simulation(server, client, WORKLOAD.clients, backend_config=resources)
     report("Flower", "flwr", ends)

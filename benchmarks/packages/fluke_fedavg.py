@@ -10,7 +10,7 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
 from torch import nn
-from workload import CLIENTS, ROUNDS, data, report
+from workload import WORKLOAD, data, report
 
 from fedspd.bench import plain
 
@@ -30,16 +30,22 @@ def main() -> None:
     clients = []
     for index, tensors in enumerate(data()):
         loader = FastDataLoader(
-            *tensors, num_labels=plain.CLASSES, batch_size=plain.BATCH, shuffle=True
+            *tensors, num_labels=plain.CLASSES, batch_size=WORKLOAD.batch, shuffle=True
         )
         clients.append(
-            Client(index, loader, None, optimiser, nn.CrossEntropyLoss(), local_epochs=plain.EPOCHS)
+            Client(
+                index,
+                loader,
+                None,
+                optimiser,
+                nn.CrossEntropyLoss(),
+                local_epochs=WORKLOAD.epochs,
+            )
         )
-    federation = FedAVG(
-        CLIENTS, None, DDict(), clients=clients, server=Server(plain.PlainCNN(), None, clients)
-    )
+    server = Server(WORKLOAD.module(), None, clients)
+    federation = FedAVG(WORKLOAD.clients, None, DDict(), clients=clients, server=server)
     federation.set_callbacks(RoundClock())
-    federation.run(ROUNDS + 1, 1.0)
+    federation.run(WORKLOAD.rounds + 1, 1.0)
     report("fluke", "fluke-fl", ends)
 
 

@@ -3,18 +3,20 @@
 import time
 from contextlib import ExitStack
 
-from workload import CLIENTS, EXAMPLES, ROUNDS, report
+from workload import WORKLOAD, data, report
 
-from fedspd.bench.results import BenchmarkSize
-from fedspd.bench.training import make_block, plain_loop
+from fedspd.bench.training import plain_loop
+from fedspd.core.block import Block
 
 
 def main() -> None:
     ends = []
+    clients = WORKLOAD.clients
+    x, y = zip(*data(), strict=True)
+    block = Block(range(clients), clients, x, y, WORKLOAD.examples)
     with ExitStack() as stack:
-        data = make_block(BenchmarkSize(CLIENTS, EXAMPLES, ROUNDS, ()))
-        train = plain_loop(data, 2, stack)
-        for _ in range(ROUNDS + 1):
+        train = plain_loop(block, 2, stack, WORKLOAD.module, WORKLOAD.batch)
+        for _ in range(WORKLOAD.rounds + 1):
             train()
             ends.append(time.perf_counter())
     report("two plain loops", "torch", ends)

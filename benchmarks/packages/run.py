@@ -1,9 +1,10 @@
-"""Other simulators on the workload of `fedspd bench`, in turn with fedspd and plain torch loops.
+"""Other simulators on two workloads of `fedspd bench`, in turn with fedspd and plain torch loops.
 
     make bench-packages
 
-Each package has its own virtual environment below .venv-packages, with the same torch. The table
-gives the reason where a package cannot be installed or run.
+Each package has its own virtual environment with the same torch, in the folder that
+FEDSPD_PACKAGES names, else ~/.cache/fedspd-packages. The tables give the reason where a package
+cannot be installed or run.
 """
 
 import json
@@ -20,9 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENTS = ROOT / ".venv-packages"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+ENVIRONMENTS = Path(os.environ.get("FEDSPD_PACKAGES") or CACHE / "fedspd-packages")
 TURNS = 3
 TIMEOUT_SECONDS = 3600  # of an installation, or of one turn
+WORKLOADS = {  # by name in workload.py
+    "cnn": "the paper's MNIST CNN, 20 clients x 300 examples, batch 50",
+    "small": "an MLP of 64 features, 200 clients x 72 examples, batch 10",
+}
 
 
 class Contestant(NamedTuple):
@@ -56,18 +62,24 @@ class CallError(Exception):
 
 
 def main() -> None:
-    speeds: dict[str, list[float]] = {contestant.name: [] for contestant in CONTESTANTS}
-    versions: dict[str, str] = {}
     reasons = dict(NOT_RUN)
     ready = [contestant for contestant in CONTESTANTS if prepare(contestant, reasons)]
+    for workload in sys.argv[1:] or WORKLOADS:
+        Console(width=120).print(compare(workload, ready, dict(reasons)))
+
+
+def compare(workload: str, ready: list[Contestant], reasons: dict[str, str]) -> Table:
+    """Return the table of a workload, on which all contestants took turns."""
+    speeds: dict[str, list[float]] = {contestant.name: [] for contestant in CONTESTANTS}
+    versions: dict[str, str] = {}
     for turn in range(1, TURNS + 1):
         for contestant in ready:
             name = contestant.name
             if name not in reasons:
-                measure(contestant, speeds, versions, reasons)
+                measure(contestant, workload, speeds, versions, reasons)
                 result = reasons.get(name) or f"{speeds[name][-1]:,.0f} examples per second"
-                show_progress(f"turn {turn} of {TURNS}: {name}: {result}")
-    Console(width=120).print(table(speeds, versions, reasons))
+                show_progress(f"{workload}, turn {turn} of {TURNS}: {name}: {result}")
+    return table(WORKLOADS[workload], speeds, versions, reasons)
 
 
 def prepare(contestant: Contestant, reasons: dict[str, str]) -> bool:
@@ -87,7 +99,6 @@ def prepare(contestant: Contestant, reasons: dict[str, str]) -> bool:
 def install(contestant: Contestant, environment: Path) -> None:
     show_progress(f"installing {', '.join(contestant.packages)}")
     venv.create(environment, with_pip=True, clear=True)
-    (ENVIRONMENTS / ".gitignore").write_text("*\n")
     pip = (python(contestant), "-m", "pip")
     call(*pip, "install", "--quiet", pin("torch"), *contestant.packages)
     if contestant.removed:
@@ -112,6 +123,7 @@ def python(contestant: Contestant) -> str:
 
 def measure(
     contestant: Contestant,
+    workload: str,
     speeds: dict[str, list[float]],
     versions: dict[str, str],
     reasons: dict[str, str],
@@ -119,20 +131,21 @@ def measure(
     """Run one turn and note the speed, or the reason why there is none."""
     script = Path(__file__).with_name(contestant.script)
     try:
-        result = last_result(call(python(contestant), str(script)))
+        result = last_result(call(python(contestant), str(script), WORKLOAD=workload))
         speeds[contestant.name].append(result["examples"] / result["seconds"])
         versions[contestant.name] = result["version"]
     except CallError as error:
         reasons[contestant.name] = f"cannot be run: {error}"
 
 
-def call(*command: str) -> str:
+def call(*command: str, **variables: str) -> str:
     """Return what the command printed, or raise CallError with its last line of stderr."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        **variables,
     }
     try:
         done = subprocess.run(
@@ -154,9 +167,12 @@ def last_result(printed: str) -> dict[str, Any]:
 
 
 def table(
-    speeds: dict[str, list[float]], versions: dict[str, str], reasons: dict[str, str]
+    workload: str,
+    speeds: dict[str, list[float]],
+    versions: dict[str, str],
+    reasons: dict[str, str],
 ) -> Table:
-    title = f"Examples per second, medians of {TURNS} turns"
+    title = f"{workload}: examples per second, medians of {TURNS} turns"
     shown = Table("", "version", title=title, title_justify="left")
     for column in ("examples/s", "range of turns", "vs two plain loops", "fedspd is faster by"):
         shown.add_column(column, justify="right")

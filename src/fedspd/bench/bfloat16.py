@@ -63,12 +63,12 @@ def measure_bfloat16(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
         )
 
 
-def make_block(shape: tuple[int, ...], examples: int) -> Block:
+def make_block(shape: tuple[int, ...], examples: int, clients: int = CLIENTS) -> Block:
     """Return all clients with random pixels."""
     generator = torch.Generator().manual_seed(0)
-    x = [torch.rand(examples, *shape, generator=generator) * 2 - 1 for _ in range(CLIENTS)]
-    y = [torch.randint(plain.CLASSES, (examples,), generator=generator) for _ in range(CLIENTS)]
-    return Block(range(CLIENTS), CLIENTS, x, y, examples)
+    x = [torch.rand(examples, *shape, generator=generator) * 2 - 1 for _ in range(clients)]
+    y = [torch.randint(plain.CLASSES, (examples,), generator=generator) for _ in range(clients)]
+    return Block(range(clients), clients, x, y, examples)
 
 
 def training(factory: Factory, data: Block, precision: Precision) -> TimedTask:

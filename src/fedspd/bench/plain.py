@@ -1,8 +1,8 @@
-"""The yardstick: the paper's MNIST CNN and a training loop in plain torch.
+"""The yardstick: the paper's MNIST CNN, a small MLP, and a training loop in plain torch.
 
-Only torch is imported, so that other packages can train the same model in their environments.
+Only torch is imported, so that other packages can train the same models in their environments.
 
-Shapes: E examples of a client, I channels, H height, W width.
+Shapes: E examples of a client, I channels, H height, W width, F features.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 SHAPE, CLASSES = (1, 28, 28), 10
 LR, MOMENTUM, BATCH, EPOCHS = 0.05, 0.5, 50, 5
+FEATURES, HIDDEN, FEW_EXAMPLES, SMALL_BATCH = 64, 64, 72, 10  # as the digits of scikit-learn
 
 
 class PlainCNN(nn.Module):
@@ -32,6 +33,11 @@ class PlainCNN(nn.Module):
         return logits
 
 
+def build_mlp() -> nn.Module:
+    """Return the small model."""
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+
+
 def pixels(clients: int, examples: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Return random pixels and labels in MNIST's shape for every client.
 
@@ -42,6 +48,16 @@ def pixels(clients: int, examples: int, seed: int = 0) -> list[tuple[Tensor, Ten
     for _ in range(clients):
         x_EIHW = torch.rand(examples, *SHAPE, generator=generator) * 2 - 1
         data.append((x_EIHW, torch.randint(CLASSES, (examples,), generator=generator)))
+    return data
+
+
+def features(clients: int, examples: int = FEW_EXAMPLES) -> list[tuple[Tensor, Tensor]]:
+    """Return random features and labels of the small model for every client."""
+    generator = torch.Generator().manual_seed(0)
+    data = []
+    for _ in range(clients):
+        x_EF = torch.rand(examples, FEATURES, generator=generator)
+        data.append((x_EF, torch.randint(CLASSES, (examples,), generator=generator)))
     return data
 
 

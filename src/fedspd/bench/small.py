@@ -3,15 +3,12 @@
 fedspd and a plain torch loop train on the same random examples with the same first model, batches
 and optimiser, in one process with one thread. Processor seconds count.
 
-Shapes: E examples of a client.
+Shapes: E examples of a client, F features.
 """
 
 import time
 from collections.abc import Iterator
 from statistics import median
-
-import torch
-from torch import nn
 
 from fedspd.bench import plain
 from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
@@ -19,10 +16,12 @@ from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions, one_thread
 
-FEATURES, HIDDEN, CLASSES = 64, 64, 10  # as the digits of scikit-learn
-EXAMPLES = 72  # of each client
 TRAINING = TrainingOptions(
-    lr=plain.LR, momentum=plain.MOMENTUM, batch=10, epochs=2, first_round_factor=1
+    lr=plain.LR,
+    momentum=plain.MOMENTUM,
+    batch=plain.SMALL_BATCH,
+    epochs=2,
+    first_round_factor=1,
 )
 TARGETS = {20: 3.0, 200: 8.0}  # by number of clients
 KEY = Key(0, round=1)
@@ -33,12 +32,12 @@ def measure_small_models(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     for clients, target in TARGETS.items():
         data = make_block(clients)
         turns = time_in_turns([fedspd_training(data), plain_training(data)], size.turns)
-        examples = clients * EXAMPLES * TRAINING.epochs
+        examples = clients * data.width * TRAINING.epochs
         own, loop = (examples / median(seconds) for seconds in zip(*turns, strict=True))
         yield BenchmarkResult.from_turns(
             f"small_{clients}",
-            f"an MLP of {FEATURES} features, {clients} clients: examples per processor second of "
-            "local training over those of a plain torch loop",
+            f"an MLP of {plain.FEATURES} features, {clients} clients: examples per processor "
+            "second of local training over those of a plain torch loop",
             [p / f for f, p in turns],
             target,
             at_least=True,
@@ -49,20 +48,13 @@ def measure_small_models(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
 
 def make_block(clients: int) -> Block:
     """Return all clients with random examples."""
-    generator = torch.Generator().manual_seed(0)
-    x = [torch.rand(EXAMPLES, FEATURES, generator=generator) for _ in range(clients)]
-    y = [torch.randint(CLASSES, (EXAMPLES,), generator=generator) for _ in range(clients)]
-    return Block(range(clients), clients, x, y, EXAMPLES)
-
-
-def build_mlp() -> nn.Module:
-    """Return the model, which is the same in both contestants."""
-    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+    x_EF, y_E = zip(*plain.features(clients), strict=True)
+    return Block(range(clients), clients, x_EF, y_E, plain.FEW_EXAMPLES)
 
 
 def fedspd_training(data: Block) -> TimedTask:
     """Return a task that trains all clients with fedspd."""
-    learner = Learner(build_mlp, TRAINING)
+    learner = Learner(plain.build_mlp, TRAINING)
     model_CP = learner.draw(KEY.of("model")).repeat(len(data), 1)
 
     def train() -> float:
@@ -75,7 +67,7 @@ def fedspd_training(data: Block) -> TimedTask:
 
 def plain_training(data: Block) -> TimedTask:
     """Return a task that trains all clients with a plain loop."""
-    module = build_mlp()
+    module = plain.build_mlp()
     first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
     def train() -> float:

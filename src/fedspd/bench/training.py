@@ -22,6 +22,7 @@ from fedspd.bench import plain
 from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
+from fedspd.core.flat_module import Factory
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
@@ -121,10 +122,17 @@ def build_cnn() -> nn.Module:
 # ---- the plain loop
 
 
-def plain_loop(data: Block, workers: int, stack: ExitStack) -> TimedTask:
+def plain_loop(
+    data: Block,
+    workers: int,
+    stack: ExitStack,
+    factory: Factory = plain.PlainCNN,
+    batch: int = plain.BATCH,
+) -> TimedTask:
     """Return a task that trains all clients with plain loops in this many processes."""
     blocks = split_clients([len(y) for y in data.y], workers)
-    children = [Child("A plain loop", partial(_train_plain, data, clients)) for clients in blocks]
+    works = [partial(_train_plain, data, factory, batch, clients) for clients in blocks]
+    children = [Child("A plain loop", work) for work in works]
     for child in children:
         stack.enter_context(closing(child))
 
@@ -139,13 +147,16 @@ def plain_loop(data: Block, workers: int, stack: ExitStack) -> TimedTask:
     return train
 
 
-def _train_plain(data: Block, clients: range, connection: Connection) -> None:
-    module = plain.PlainCNN()
+def _train_plain(
+    data: Block, factory: Factory, batch: int, clients: range, connection: Connection
+) -> None:
+    module = factory()
     first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     while connection.recv():
         for client in clients:
             module.load_state_dict(first)
-            plain.train(module, data.x[client], data.y[client], KEY.of(client, "order").torch())
+            order = KEY.of(client, "order").torch()
+            plain.train(module, data.x[client], data.y[client], order, batch)
         connection.send("done")
 
 

@@ -7,7 +7,16 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.bench import bfloat16, memory, rounds, small, startup, training
+from fedspd.bench import (
+    bfloat16,
+    convolutions,
+    memory,
+    methods,
+    rounds,
+    small,
+    startup,
+    training,
+)
 from fedspd.bench.results import FULL, QUICK, BenchmarkResult, BenchmarkSize, describe_machine
 from fedspd.runtime.processes import require_fork
 
@@ -15,8 +24,10 @@ Benchmark = Callable[[BenchmarkSize], Iterator[BenchmarkResult]]
 BENCHMARKS: dict[str, Benchmark] = {
     "local training": training.measure_training,
     "small models": small.measure_small_models,
+    "convolutional models": convolutions.measure_convolutions,
     "bfloat16": bfloat16.measure_bfloat16,
     "a complete round": rounds.measure_overhead,
+    "FedSPD-Split": methods.measure_methods,
     "growth": rounds.measure_growth,
     "memory": memory.measure_memory,
     "start-up": startup.measure_startup,

@@ -1,0 +1,84 @@
+"""Benchmarks of larger convolutional models: local training over a plain torch loop.
+
+Both train the same module on the same random pixels with the same batches, in one process with one
+thread, with an allocator that keeps freed memory. Processor seconds count. A target is the gain by
+channels-last memory in a plain step.
+"""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+from fedspd.bench import plain
+from fedspd.bench.bfloat16 import CIFAR_SHAPE, KEY, TRAINING, make_block, training
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
+from fedspd.core.block import Block
+from fedspd.core.flat_module import Factory
+from fedspd.core.learner import one_thread
+from fedspd.models import CifarCNN, MobileNetV2
+from fedspd.runtime.processes import keep_memory
+
+
+class Case(NamedTuple):
+    """A model, the most examples that it trains on, and its target."""
+
+    what: str
+    factory: Factory
+    examples: int
+    target: float
+
+
+CASES = {
+    "cifar_small": Case(
+        "the small CIFAR CNN",
+        partial(CifarCNN, CIFAR_SHAPE, plain.CLASSES, small=True),
+        300,
+        1.09,
+    ),
+    "mobilenet": Case(
+        "MobileNet-v2",
+        partial(MobileNetV2, CIFAR_SHAPE, plain.CLASSES),
+        100,
+        1.66,
+    ),
+}
+
+
+def measure_convolutions(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
+    """Compare the speed of local training of larger models."""
+    keep_memory()
+    for name, case in CASES.items():
+        data = make_block(CIFAR_SHAPE, min(size.examples, case.examples), clients=1)
+        tasks = [training(case.factory, data, "float32"), plain_training(case.factory, data)]
+        turns = time_in_turns(tasks, size.turns)
+        examples = data.width * TRAINING.epochs
+        own, loop = (examples / median(seconds) for seconds in zip(*turns, strict=True))
+        yield BenchmarkResult.from_turns(
+            name,
+            f"{case.what}: examples per processor second of local training over those of a plain "
+            "torch loop",
+            [p / f for f, p in turns],
+            case.target,
+            at_least=True,
+            fedspd=own,
+            plain=loop,
+        )
+
+
+def plain_training(factory: Factory, data: Block) -> TimedTask:
+    """Return a task that trains all clients with a plain loop."""
+    module = factory()
+    first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+    def train() -> float:
+        started = time.process_time()
+        with one_thread():
+            for client, x_E, y_E in zip(data.clients, data.x, data.y, strict=True):
+                module.load_state_dict(first)
+                order = KEY.of(client, "order").torch()
+                plain.train(module, x_E, y_E, order, TRAINING.batch, TRAINING.epochs)
+        return time.process_time() - started
+
+    return train
