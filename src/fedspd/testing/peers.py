@@ -5,8 +5,9 @@ It needs the extra `node`.
 
 import asyncio
 import tempfile
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from fedspd.core.graph import Graph
@@ -33,23 +34,27 @@ def run_peers(
 
     The peers are named n0, n1 and so on. `network` may delay or lose their messages.
     """
-    network = network or MemoryNetwork()
     with (
         tempfile.TemporaryDirectory(prefix="fedspd-") as folder,
+        open_peers(plan, graph, rounds, network or MemoryNetwork(), Path(folder)) as peers,
         ThreadPoolExecutor(1) as thread,  # so that it works where an event loop runs already
     ):
-        work = _run(plan, graph, rounds, network, Path(folder))
-        return thread.submit(asyncio.run, work).result()
+        thread.submit(asyncio.run, run_together(*(peer.run() for peer in peers))).result()
+        return [peer.runner.digests()[0] for peer in peers]
 
 
-async def _run(
-    plan: Plan, graph: Graph, rounds: int, network: MemoryNetwork, folder: Path
-) -> list[str]:
-    manifest = build_manifest(plan, graph)
+@contextmanager
+def open_peers(
+    plan: Plan,
+    graph: Graph,
+    rounds: int,
+    network: MemoryNetwork,
+    folder: Path,
+    timeouts: Timeouts = TIMEOUTS,
+) -> Iterator[list[Peer]]:
+    """Yield a peer for every client of the plan, with its journal in the folder."""
+    manifest = build_manifest(plan, graph, rounds)
     with ExitStack() as stack:
-        # The peers share torch's random generator, so only one of them may compute at a time.
-        executor = stack.enter_context(ThreadPoolExecutor(1))
-        asyncio.get_running_loop().set_default_executor(executor)
         peers = []
         for member in manifest.members:
             owner = {"network": manifest.network, "node": member.name}
@@ -58,12 +63,18 @@ async def _run(
             runner = BlockRunner(select_clients(plan, [member.client]))
             transport = network.transport(manifest, member.name)
             context = _context(manifest, member, graph, rounds)
-            peers.append(Peer(context, runner, journal, transport, TIMEOUTS))
-        await asyncio.gather(*(peer.run() for peer in peers))
-    return [peer.runner.digests()[0] for peer in peers]
+            peers.append(Peer(context, runner, journal, transport, timeouts))
+        yield peers
 
 
-def build_manifest(plan: Plan, graph: Graph) -> Manifest:
+async def run_together(*work: Awaitable[None]) -> None:
+    """Run peers that share torch's random generator: only one may compute at a time."""
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        await asyncio.gather(*work)
+
+
+def build_manifest(plan: Plan, graph: Graph, rounds: int) -> Manifest:
     """Return the manifest of a network with one node per client of the plan."""
     learner, shape = plan.learner, tuple(plan.train.x[0].shape[1:])
     members = tuple(
@@ -73,7 +84,7 @@ def build_manifest(plan: Plan, graph: Graph) -> Manifest:
     return Manifest(
         network="0" * 32,
         secure=False,
-        config={"data": {}, "exchange": plan.exchange.model_dump()},
+        config={"rounds": rounds, "data": {}, "exchange": plan.exchange.model_dump()},
         shape=shape,
         classes=int(max(y.max() for y in plan.train.y)) + 1 if learner.classifies else 0,
         size=learner.size,

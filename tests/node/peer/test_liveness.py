@@ -10,6 +10,7 @@ from fedspd.node.peer.liveness import (
     MAX_TICK_SECONDS,
     ActiveClock,
     FailureDetector,
+    Pace,
     Timeouts,
 )
 
@@ -122,13 +123,40 @@ def test_detector_stops_waiting_for_a_straggler_until_it_responds_in_time(
     assert detector.is_awaited("a")
 
 
-def test_confirmed_round_needs_two_neighbours(detector: FailureDetector) -> None:
+def test_confirmed_round_needs_a_majority_of_the_neighbours(detector: FailureDetector) -> None:
     assert detector.confirmed_round() == 0
     detector.record_message("a", 900)
     assert detector.confirmed_round() == 0  # b and c are only late; a alone may be Byzantine
     detector.record_message("b", 7)
     detector.record_message("c", 5)
     assert detector.confirmed_round() == 7
+    assert detector.witnesses(7) == ["a", "b"]
+
+
+def test_two_of_five_neighbours_confirm_nothing(clock: Clock) -> None:
+    detector = FailureDetector(TIMEOUTS, dict(zip("abcde", range(5), strict=True)), clock)
+    for name, round in {"a": 900, "b": 900, "c": 4, "d": 3, "e": 4}.items():
+        detector.record_message(name, round)
+    assert detector.confirmed_round() == 4
+
+
+def test_pace_believes_ten_times_the_own_fastest_round(clock: Clock) -> None:
+    pace = Pace(clock)
+    assert pace.plausible_round() > 10**6  # a newcomer knows no pace
+    pace.record_round(4.0)
+    pace.record_round(2.0)
+    pace.record_in_step(7)
+    assert pace.plausible_round() == 7
+    clock.now = 5.0
+    assert pace.plausible_round() == 7 + 25
+
+
+def test_pace_counts_the_time_away(clock: Clock) -> None:
+    pace = Pace(clock)
+    pace.record_return(4, [2.0, 3.0], away_seconds=60.0)
+    assert pace.plausible_round() == 4 + 300
+    pace.record_return(4, [2.0, 3.0], away_seconds=-60.0)  # the wall clock was set back
+    assert pace.plausible_round() == 4
 
 
 def test_confirmed_round_needs_one_neighbour_after_the_quorum_timeout(

@@ -258,7 +258,7 @@ class Triangle:
         )
         limits = SIZE, 2, SIZE, 1
         self.manifest = Manifest(
-            "0" * 32, False, {"data": {}}, (3,), 2, *limits, "float32", members
+            "0" * 32, False, {"rounds": 9, "data": {}}, (3,), 2, *limits, "float32", members
         )
         network = MemoryNetwork()
         self.transports = [network.transport(self.manifest, f"n{i}") for i in range(3)]

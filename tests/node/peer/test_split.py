@@ -67,7 +67,7 @@ class Plant:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder, self.graph = plan, folder, Graph.from_edges(N, RING)
-        self.manifest = build_manifest(plan, self.graph)
+        self.manifest = build_manifest(plan, self.graph, plan.train.rounds)
         self.network, self.peers = MemoryNetwork(), dict[int, Peer]()
 
     def run(self, i: int) -> Coroutine[Any, Any, None]:

@@ -34,7 +34,10 @@ from fedspd.node.wire.codec import (
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 from fedspd.node.wire.wire_pb2 import DESCRIPTOR
 
-LIMITS = WireLimits("ab" * 32, clusters=3, size=5, dtype="float32", model_dtype="float32")
+ROUNDS = 100
+LIMITS = WireLimits(
+    "ab" * 32, clusters=3, size=5, dtype="float32", model_dtype="float32", rounds=ROUNDS
+)
 REQUEST = Request(3, 0, (2, 0), 5)
 OFFER = Offer((0, 2), torch.arange(10.0).reshape(2, 5))
 HELLO = Hello(LIMITS.agreement, 4, "10.0.0.1:7700")
@@ -42,7 +45,7 @@ ANNOUNCEMENT = Announcement(3, 1, (2, 0), (10.0, 0.5), (2, 1), -5, 2)
 HEADER = OfferHeader(3, 0, (0, 2), 100, b"\1" * 32)
 BODIES = [HELLO, ANNOUNCEMENT, REQUEST, HEADER]
 
-rounds = st.integers(0, 2**31 - 1)
+rounds, int32 = st.integers(1, ROUNDS), st.integers(0, 2**31 - 1)
 clusters = st.lists(st.integers(0, 2), unique=True, max_size=3).map(tuple)
 
 
@@ -52,12 +55,12 @@ def announcements(draw):
     weights = tuple(draw(st.lists(st.floats(0, 1e9), min_size=len(offered), max_size=len(offered))))
     return Announcement(
         draw(rounds),
-        draw(rounds),
+        draw(int32),
         offered,
         weights,
         draw(clusters),
         draw(st.integers(-(2**63), 2**63 - 1)),
-        draw(rounds),
+        draw(int32),
     )
 
 
@@ -124,6 +127,11 @@ def test_message_bytes_bound_the_longest_messages():
     ("rule", "body"),
     [
         ("round", replace(HELLO, round=-1)),
+        ("round", replace(HELLO, round=ROUNDS + 2)),  # a node that is done is in ROUNDS + 1
+        ("round", replace(HELLO, round=2**31 - 1)),
+        ("round", replace(ANNOUNCEMENT, round=0)),
+        ("round", replace(ANNOUNCEMENT, round=ROUNDS + 1)),
+        ("round", replace(REQUEST, round=ROUNDS + 1)),
         ("address", replace(HELLO, address="x" * 256)),
         ("address", replace(HELLO, address="a\nb:1")),
         ("exchange", replace(ANNOUNCEMENT, exchange=-1)),

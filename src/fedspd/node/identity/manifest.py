@@ -81,6 +81,11 @@ class Manifest:
         chosen: str = self.config.get("exchange", {}).get("dtype", "float32")
         return self.dtype if chosen == "float32" else chosen
 
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of the network."""
+        return int(self.config["rounds"])
+
     def member(self, name: str) -> Member:
         """Return the member of that name."""
         for member in self.members:

@@ -5,6 +5,7 @@ so kill -9 at any instant loses at most the running round.
 """
 
 import hashlib
+import time
 from pathlib import Path
 
 from fedspd.core.block import Block
@@ -31,6 +32,8 @@ class Journal:
             self.run_folder = RunFolder.create(folder)
             self.run_folder.begin(owner)
         self.last: Json = {}
+        self.round_seconds: list[float] = []  # of the rounds before this start
+        self.idle_seconds = 0.0  # since the last of them, by this device's wall clock
         self._data: Json = {}  # fingerprint of the data that the state depends on
 
     def close(self) -> None:
@@ -53,7 +56,10 @@ class Journal:
         self._check_data(content["data"])
         runner.load(folder)
         self.run_folder.rewind(content["events"])
-        self.last = next(reversed(list(self.run_folder.events())), {})
+        events = list(self.run_folder.events())
+        self.last = next(reversed(events), {})
+        self.round_seconds = [one["seconds"]["total"] for one in events if one["event"] == "round"]
+        self.idle_seconds = time.time() - (folder / "checkpoint.json").stat().st_mtime
         return int(content["round"])
 
     def _check_data(self, before: Json) -> None:

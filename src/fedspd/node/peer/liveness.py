@@ -3,13 +3,16 @@
 Times are seconds of this node's own clock. Clocks of two nodes are never compared.
 """
 
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 RESPONSES_KEPT = 8  # response times of a neighbour that the deadline adapts to
 MAX_MISSED_DEADLINES = 3  # in a row, after which a node no longer waits for a straggler
+MAX_PACE_RATIO = 10  # how much faster than this node its neighbours may be
+MIN_ROUND_SECONDS = 0.001
 MAX_TICK_SECONDS = 0.25  # a longer gap between two readings: the process was suspended
 
 
@@ -54,6 +57,41 @@ class Neighbour:
     missed_deadlines: int = 0  # in a row, at most one in a round
     missed_round: int = 0  # the last round in which it missed a deadline
     response_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RESPONSES_KEPT))
+
+
+class Pace:
+    """The rounds that a network can have reached, by this node's own rounds and clocks.
+
+    A node does not know how fast its neighbours are. It believes that they are up to
+    MAX_PACE_RATIO times as fast as its own fastest round, since it was last in step with them.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._round, self._since = 0, clock()
+        self._fastest_seconds: float | None = None
+
+    def record_return(self, round: int, seconds: Iterable[float], away_seconds: float) -> None:
+        """Note the last round, how long those before took, and how long ago it ended."""
+        self._round, self._since = round, self.clock() - max(0.0, away_seconds)
+        for each in seconds:
+            self.record_round(each)
+
+    def record_in_step(self, round: int) -> None:
+        """Note that the network is in this round now."""
+        self._round, self._since = round, self.clock()
+
+    def record_round(self, seconds: float) -> None:
+        """Note how long a round took."""
+        known, seconds = self._fastest_seconds, max(seconds, MIN_ROUND_SECONDS)
+        self._fastest_seconds = seconds if known is None else min(known, seconds)
+
+    def plausible_round(self) -> int:
+        """Return the latest round that the network can be in; any, before the first own one."""
+        if self._fastest_seconds is None:
+            return sys.maxsize
+        passed = self.clock() - self._since
+        return self._round + int(MAX_PACE_RATIO * passed / self._fastest_seconds)
 
 
 class FailureDetector:
@@ -139,13 +177,18 @@ class FailureDetector:
         return min(max(expected, limits.min_deadline), limits.max_deadline)
 
     def confirmed_round(self) -> int:
-        """Return the latest round that two live neighbours reached, or 0.
+        """Return the latest round that a majority of the neighbours reached, or 0.
 
-        One of them may be Byzantine. A single one is trusted if no other is expected.
+        The others may be Byzantine. A neighbour that was silent for the quorum timeout does not
+        count, so that a single one is trusted in the end if no other is expected.
         """
         rounds = sorted((neighbour.round for neighbour in self.live_neighbours()), reverse=True)
-        needed = min(2, sum(map(self._may_confirm, self.neighbours.values())))
-        return rounds[needed - 1] if len(rounds) >= needed > 0 else 0
+        needed = 1 + sum(map(self._may_confirm, self.neighbours.values())) // 2
+        return rounds[needed - 1] if len(rounds) >= needed else 0
+
+    def witnesses(self, round: int) -> list[str]:
+        """Return the live neighbours that say they have reached a round."""
+        return sorted(each.name for each in self.live_neighbours() if each.round >= round)
 
     def _may_confirm(self, neighbour: Neighbour) -> bool:
         since = self.started if neighbour.last_seen is None else neighbour.last_seen

@@ -16,7 +16,7 @@ from fedspd.node.peer.answers import Answer, build_neighbourhood
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.journal import Journal
-from fedspd.node.peer.liveness import Timeouts
+from fedspd.node.peer.liveness import Pace, Timeouts
 from fedspd.node.peer.protocol import ExchangeProtocol
 from fedspd.node.wire.messages import JOINING, Announcement, Transport
 from fedspd.runtime.block_runner import BlockRunner
@@ -42,6 +42,7 @@ class Peer:
         self.timeouts = timeouts or Timeouts()
         self.protocol = ExchangeProtocol(context, runner, transport, self.timeouts)
         self.detector = self.protocol.detector
+        self.pace = Pace(self.protocol.clock)
         self.is_leaving = False
 
     def leave(self) -> None:
@@ -56,6 +57,8 @@ class Peer:
             done = await asyncio.to_thread(
                 self.journal.restore, self.runner, self.context.is_newcomer
             )
+            journal = self.journal
+            self.pace.record_return(done, journal.round_seconds, journal.idle_seconds)
             self.protocol.advance(ExchangeId(done + 1, 0))
             await self._find_neighbours(done)
             await self._run_rounds(done + 1)
@@ -75,16 +78,32 @@ class Peer:
             await self._join()
 
     def _has_all_neighbours(self) -> bool:
-        return len(self.detector.live_neighbours()) == len(self.detector.neighbours)
+        """Return whether every neighbour is alive, except for those that are muted."""
+        is_muted = self.protocol.transport.is_muted
+        return all(self.detector.is_alive(n) or is_muted(n) for n in self.detector.neighbours)
 
     async def _run_rounds(self, t: int) -> None:
         while t <= self.context.rounds and not self.is_leaving:
-            confirmed = self.detector.confirmed_round()
-            if confirmed > t + 1 or (self.context.is_newcomer and confirmed > t):
-                log.info("rounds skipped: from=%d to=%d", t, confirmed)
-                t = min(confirmed, self.context.rounds)
+            t = self._skip_rounds(t)
             await self._run_round(t)
             t += 1
+
+    def _skip_rounds(self, t: int) -> int:
+        """Return the round to run next: that of a majority of the neighbours, if it is plausible.
+
+        The last round is never skipped to: after it comes the final phase.
+        """
+        confirmed = self.detector.confirmed_round()
+        if confirmed <= t + (not self.context.is_newcomer):
+            if confirmed:
+                self.pace.record_in_step(t)
+            return t
+        to = min(confirmed, self.context.rounds - 1, self.pace.plausible_round())
+        said_by = ",".join(self.detector.witnesses(confirmed))
+        if to <= t:
+            return t
+        log.info("rounds skipped: from=%d to=%d said=%d said_by=%s", t, to, confirmed, said_by)
+        return to
 
     async def _run_round(self, t: int) -> None:
         """Run and commit a round; give up a long one that is over for the neighbours."""
@@ -118,6 +137,7 @@ class Peer:
         }
         is_evaluated = t % self.context.evaluate_every == 0 or t == self.context.rounds
         await asyncio.to_thread(self.journal.commit, self.runner, t, about, is_evaluated)
+        self.pace.record_round(seconds["total"])
         self.protocol.advance(ExchangeId(t + 1, 0))
         log.info(
             "round committed: round=%d rounds=%d received=%s missing=%s",

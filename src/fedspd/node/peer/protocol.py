@@ -113,11 +113,6 @@ class ExchangeProtocol:
 
     def handle_announcement(self, sender: str, announcement: Announcement) -> None:
         """Keep a neighbour's announcement."""
-        if not 1 <= announcement.round <= self.context.rounds:
-            raise MalformedError(
-                f"round {announcement.round}: expected 1 to {self.context.rounds}, "
-                "the rounds of this network."
-            )
         self._add_unknown(sender)
         # an announcement may be late; only a hello sets a restarted neighbour back
         known = self.detector.neighbours[sender].round

@@ -62,6 +62,7 @@ class WireLimits:
     size: int  # the most numbers of a vector
     dtype: str
     model_dtype: str  # of models; dtype is that of other vectors
+    rounds: int
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "WireLimits":
@@ -71,6 +72,7 @@ class WireLimits:
             manifest.size_limit,
             manifest.dtype,
             manifest.model_dtype,
+            manifest.rounds,
         )
 
     @property
@@ -168,7 +170,8 @@ def _decode_body(limits: WireLimits, message: pb.Message, body_type: type[AnyBod
     if (found := message.WhichOneof("body")) != expected:
         raise InvalidMessageError("kind", f"the message is a '{found}'; expected '{expected}'.")
     raw = getattr(message, expected)
-    _check_range("round", raw.round, 0, INT32_MAX)
+    # a node that is done greets from the round after the last
+    _check_range("round", raw.round, 0, limits.rounds + (body_type is Hello))
     body: AnyBody = BODY_DECODERS[body_type](limits, raw)
     return body
 
@@ -183,6 +186,7 @@ def _decode_hello(limits: WireLimits, raw: pb.Hello) -> Hello:
 
 
 def _decode_announcement(limits: WireLimits, raw: pb.Announcement) -> Announcement:
+    _check_range("round", raw.round, 1, limits.rounds)
     _check_range("exchange", raw.exchange, 0, INT32_MAX)
     _check_clusters(limits, "clusters", raw.clusters, minimum=NO_CLUSTER)
     _check_clusters(limits, "wants", raw.wants, minimum=NO_CLUSTER)

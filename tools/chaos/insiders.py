@@ -1,0 +1,110 @@
+"""Insiders: peers with a valid certificate that train as the others do, and lie to them.
+
+They run on the in-memory transport, beside honest peers of the same process. A lie changes what a
+peer says; its own training stays honest, so that it always knows what would be true.
+"""
+
+from collections.abc import Mapping
+
+from fedspd.node.identity.manifest import Manifest
+from fedspd.node.peer.inbox import ExchangeId
+from fedspd.node.peer.protocol import ExchangeProtocol
+from fedspd.node.wire.memory import (
+    MemoryNetwork,
+    MemoryTransport,
+    NetworkConditions,
+    ideal_conditions,
+)
+from fedspd.node.wire.messages import Announcement, Handler, Hello, Offer, Request
+
+
+class Lie:
+    """What an insider says instead of the truth; by default, it says the truth."""
+
+    def hello(self, truth: Hello) -> Hello:
+        """Return the heartbeat that the others get."""
+        return truth
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        """Return the announcement that a neighbour gets."""
+        return truth
+
+    def offer(self, network: "InsiderNetwork", to: str, request: Request, truth: Offer) -> Offer:
+        """Return the models that a neighbour gets."""
+        return truth
+
+
+class InsiderNetwork(MemoryNetwork):
+    """A network in which the nodes of `lies` lie."""
+
+    def __init__(
+        self, lies: Mapping[str, Lie], conditions: NetworkConditions = ideal_conditions
+    ) -> None:
+        super().__init__(conditions)
+        self.lies = lies
+
+    def transport(self, manifest: Manifest, name: str) -> MemoryTransport:
+        """Return the transport of a node."""
+        if name in self.lies:
+            return InsiderTransport(self, manifest, name, self.lies[name])
+        return super().transport(manifest, name)
+
+    def honest_offers(self, request: Request) -> list[Offer]:
+        """Return what the honest nodes offer in an exchange; insiders may know all of it."""
+        found, exchange_id = [], ExchangeId(request.round, request.exchange)
+        for name, node in self.nodes.items():
+            if name not in self.lies and isinstance(node.handler, ExchangeProtocol):
+                exchange = node.handler.offers.get(exchange_id)
+                if exchange is not None:
+                    clusters = tuple(exchange.cluster_CK[0].tolist())
+                    found.append(Offer(clusters, exchange.model_CKP[0]))
+        return found
+
+
+class InsiderTransport(MemoryTransport):
+    """A transport that lies."""
+
+    network: InsiderNetwork
+
+    def __init__(self, network: InsiderNetwork, manifest: Manifest, name: str, lie: Lie) -> None:
+        super().__init__(network, manifest, name)
+        self.lie = lie
+
+    async def start(self, handler: Handler) -> None:
+        """Receive messages for the handler, and lie in the answers."""
+        await super().start(LyingHandler(self, handler))
+
+    async def hello(self, neighbour: str, hello: Hello, timeout_seconds: float) -> Hello:
+        """Send a heartbeat."""
+        return await super().hello(neighbour, self.lie.hello(hello), timeout_seconds)
+
+    async def announce(
+        self, neighbour: str, announcement: Announcement, timeout_seconds: float
+    ) -> None:
+        """Send an announcement."""
+        lie = self.lie.announcement(neighbour, announcement)
+        await super().announce(neighbour, lie, timeout_seconds)
+
+
+class LyingHandler:
+    """The handler of an honest peer, whose answers are lies."""
+
+    def __init__(self, transport: InsiderTransport, truth: Handler) -> None:
+        self.transport, self.truth = transport, truth
+
+    def handle_hello(self, sender: str, hello: Hello) -> Hello:
+        """Answer a heartbeat."""
+        return self.transport.lie.hello(self.truth.handle_hello(sender, hello))
+
+    def handle_announcement(self, sender: str, announcement: Announcement) -> None:
+        """Receive an announcement."""
+        self.truth.handle_announcement(sender, announcement)
+
+    def handle_request(self, sender: str, request: Request) -> Offer:
+        """Return false models."""
+        truth = self.truth.handle_request(sender, request)
+        return self.transport.lie.offer(self.transport.network, sender, request, truth)
+
+    def handle_mute(self, neighbour: str) -> None:
+        """Take note that a neighbour is muted."""
+        self.truth.handle_mute(neighbour)
