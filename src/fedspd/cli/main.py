@@ -210,6 +210,34 @@ def demo(
 
 
 @app.command(epilog=EXIT_CODES)
+def paper(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[show] [EXPERIMENT]",
+            help="Run an experiment by its name, from a TOML file of your own, or all; or show "
+            "one. Without it, list them.",
+        ),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="Run at this scale: tiny, small, or paper for its own setting.")
+    ] = "small",
+    reading: Annotated[
+        str, typer.Option(help="Follow the paper's text or its published code where they differ.")
+    ] = "text",
+    out: Annotated[
+        Path, typer.Option(help="Write runs, records and reports into this folder, or continue.")
+    ] = Path("paper"),
+    workers: Workers = DEFAULT_WORKERS,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat tables and figures of the FedSPD paper, with the paper's values beside ours."""
+    from fedspd.cli import paper
+
+    raise typer.Exit(paper.paper(words or [], scale, reading, out, workers, as_json))
+
+
+@app.command(epilog=EXIT_CODES)
 def methods(as_json: AsJson = False) -> None:
     """List the methods and their options."""
     from fedspd.cli import running

@@ -38,9 +38,16 @@ def run_all(
     The callbacks' events have a field `run`, the name of the job. Reports compare all methods with
     the reference method, by default the first job's.
     """
+    _claim(todo, folder, reference or todo[0].config.method)
+    return run_jobs(todo, folder, workers, callbacks)
+
+
+def run_jobs(
+    todo: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback] = ()
+) -> list[Path]:
+    """Run all jobs that are unfinished in this folder, and return every run folder."""
     if workers > 1:
         require_fork(f"workers = {workers}: more than one worker")
-    _claim(todo, folder, reference or todo[0].config.method)
     finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:
         if job.name in finished:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -60,7 +60,8 @@ def _keys(location: Location, table: type[Options]) -> list[str]:
     """Return the keys of the table at this location below a table."""
     found: Any = table
     for part in location:
-        found = found.model_fields[str(part)].annotation
+        is_index = isinstance(part, int)
+        found = get_args(found)[0] if is_index else found.model_fields[part].annotation
     return [field.alias or name for name, field in found.model_fields.items()]
 
 

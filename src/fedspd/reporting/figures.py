@@ -59,35 +59,35 @@ def draw_accuracy_by_round(
 
     `spread` is the meaning of the bands.
     """
-    figure, (axes,) = _panels("Accuracy by round")
+    figure, (axes,) = make_panels("Accuracy by round")
     rounds = [round for curve in curves.values() for round in curve[0]]
     for i, (method, curve) in enumerate(curves.items()):
-        _draw_curve(axes, method, curve, i)
+        draw_curve(axes, method, curve, i)
     if final and rounds:
         gap = 0.02 * max(max(rounds) - min(rounds), 1)
         for i, method in enumerate(curves):
             mean, half = final.get(method, (np.nan, np.nan))
-            _draw_final(axes, max(rounds) + (i + 2) * gap, mean, half, _colour(i))
+            _draw_final(axes, max(rounds) + (i + 2) * gap, mean, half, tint(i))
     _label_accuracy(axes, "Round")
-    _tick_rounds(axes, rounds)
+    tick_rounds(axes, rounds)
     handles = list(axes.get_legend_handles_labels()[0])
     if final:
         label = "after the final phase"
         handles.append(Line2D([], [], color=GREY, marker="D", ms=4, linestyle="", label=label))
-    _legend(figure, handles, _band_note(curves, spread))
+    add_legend(figure, handles, _band_note(curves, spread))
     return figure
 
 
 def draw_accuracy_by_bytes(curves: Mapping[str, Curve]) -> Figure:
     """Draw a curve per method over the bytes sent so far, or a dot if the method sends nothing."""
-    figure, (axes,) = _panels("Accuracy by bytes sent, point-to-point")
+    figure, (axes,) = make_panels("Accuracy by bytes sent, point-to-point")
     for i, (method, (sent, mean, spread)) in enumerate(curves.items()):
         if sent[0] == sent[-1]:
             sent, mean, spread = sent[-1:], mean[-1:], spread and spread[-1:]
-        _draw_curve(axes, method, ([count / 1e6 for count in sent], mean, spread), i)
+        draw_curve(axes, method, ([count / 1e6 for count in sent], mean, spread), i)
     _label_accuracy(axes, "Megabytes sent by all clients")
     handles = list(axes.get_legend_handles_labels()[0])
-    _legend(figure, handles, _band_note(curves, OVER_SEEDS))
+    add_legend(figure, handles, _band_note(curves, OVER_SEEDS))
     return figure
 
 
@@ -98,10 +98,10 @@ def _band_note(curves: Mapping[str, Curve], spread: str) -> str | None:
 
 def draw_accuracy_by_value(axis: str, panels: Mapping[str, Mapping[str, Line]]) -> Figure:
     """Draw a panel for each point of the other axes, with a labelled line per method."""
-    figure, all_axes = _panels(f"Accuracy by {axis}", len(panels))
+    figure, all_axes = make_panels(f"Accuracy by {axis}", len(panels))
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     points = [point for lines in panels.values() for line in lines.values() for point in line]
-    x_of = _positions(list(dict.fromkeys(value for value, _, _ in points)))
+    x_of = positions(list(dict.fromkeys(value for value, _, _ in points)))
     low, high = min(x_of.values()), max(x_of.values())
     gap = 0.015 * max(high - low, 1)  # shifts the lines, else the intervals hide each other
     margin = len(labels) * gap
@@ -109,7 +109,7 @@ def draw_accuracy_by_value(axis: str, panels: Mapping[str, Mapping[str, Line]]) 
         for label, line in lines.items():
             i = labels.index(label)
             shift = (i - (len(labels) - 1) / 2) * gap
-            _draw_line(axes, label, [(x_of[value] + shift, *score) for value, *score in line], i)
+            draw_line(axes, label, [(x_of[value] + shift, *score) for value, *score in line], i)
         axes.set_xticks(list(x_of.values()), [str(value) for value in x_of])
         axes.set_xlim(low - margin, high + margin)
         axes.set_title(title.replace(", ", "\n"), fontsize=SMALL_POINTS)
@@ -120,33 +120,33 @@ def draw_accuracy_by_value(axis: str, panels: Mapping[str, Mapping[str, Line]]) 
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles[label] = handle
     note = f"bar: {OVER_SEEDS}" if any(half for _, _, half in points) else None
-    _legend(figure, [handles[label] for label in labels], note)
+    add_legend(figure, [handles[label] for label in labels], note)
     return figure
 
 
-def _positions(values: Sequence[Any]) -> dict[Any, float]:
+def positions(values: Sequence[Any]) -> dict[Any, float]:
     """Return where each value stands: at itself if all are numbers, else in order."""
     is_numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return {value: float(value) if is_numeric else float(i) for i, value in enumerate(values)}
 
 
-def _draw_line(axes: Axes, label: str, line: Sequence[Sequence[float]], i: int) -> None:
+def draw_line(axes: Axes, label: str, line: Sequence[Sequence[float]], i: int) -> None:
     x, mean, half = np.array(line).T
     error = 100 * np.nan_to_num(half)
-    style: dict[str, Any] = {"color": _colour(i), "linestyle": _dash(i), "marker": "o"}
+    style: dict[str, Any] = {"color": tint(i), "linestyle": _dash(i), "marker": "o"}
     size: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, "capsize": 3}
     axes.errorbar(x, 100 * mean, yerr=error, label=label, **style, **size)
 
 
-def _draw_curve(axes: Axes, method: str, curve: Curve, i: int) -> None:
+def draw_curve(axes: Axes, method: str, curve: Curve, i: int) -> None:
     x, mean = np.asarray(curve[0], dtype=float), np.asarray(curve[1], dtype=float)
     known = np.isfinite(mean)
     x, mean = x[known], 100 * mean[known]
-    style: dict[str, Any] = {"color": _colour(i), "linestyle": _dash(i), "marker": _marker(x)}
+    style: dict[str, Any] = {"color": tint(i), "linestyle": _dash(i), "marker": _marker(x)}
     axes.plot(x, mean, markersize=4, label=method, **style)
     if curve[2] is not None:
         spread = 100 * np.nan_to_num(np.asarray(curve[2], dtype=float)[known])
-        band: dict[str, Any] = {"color": _colour(i), "alpha": 0.15, "linewidth": 0}
+        band: dict[str, Any] = {"color": tint(i), "alpha": 0.15, "linewidth": 0}
         axes.fill_between(x, mean - spread, mean + spread, **band)
 
 
@@ -167,13 +167,13 @@ def draw_client_boxes(accuracy: Mapping[str, Sequence[float]]) -> Figure:
 
     Of many clients, points at evenly spaced ranks are drawn.
     """
-    figure, (axes,) = _panels("Accuracy of the clients")
+    figure, (axes,) = make_panels("Accuracy of the clients")
     black = {"color": "black", "linewidth": 1.5}
     for i, scores in enumerate(accuracy.values()):
         percent_N = 100 * np.asarray(scores, dtype=float)
         percent_N = percent_N[np.isfinite(percent_N)]
         shown = _sample_ranks(percent_N)
-        axes.scatter(i + _jitter(len(shown)), shown, s=9, color=_colour(i), alpha=0.6, linewidths=0)
+        axes.scatter(i + jitter(len(shown)), shown, s=9, color=tint(i), alpha=0.6, linewidths=0)
         box: dict[str, Any] = {"widths": 0.45, "showfliers": False, "medianprops": black}
         axes.boxplot([percent_N], positions=[i], zorder=3, **box)
     is_crowded = sum(len(method) for method in accuracy) > 40
@@ -191,7 +191,7 @@ def _sample_ranks(value_N: Points) -> Points:
     return np.asarray(np.sort(value_N)[rank])
 
 
-def _jitter(n: int) -> Points:
+def jitter(n: int) -> Points:
     """Return n evenly spread offsets: multiples of the golden ratio, modulo 1."""
     return 0.3 * ((np.arange(n) * (5**0.5 - 1) / 2) % 1 - 0.5)
 
@@ -209,16 +209,16 @@ def draw_mixtures_by_round(
     share_RNS = np.asarray(mixtures_RNS, dtype=float)
     known_R = np.isfinite(share_RNS).any(axis=1).all(axis=1)
     round_R, share_RNS = np.asarray(rounds)[known_R], share_RNS[known_R]
-    figure, panels = _panels("Mixtures by round", share_RNS.shape[2])
+    figure, panels = make_panels("Mixtures by round", share_RNS.shape[2])
     is_crowded = share_RNS.shape[1] > DRAWN_AT_MOST
     thick: dict[str, Any] = {"linewidth": 1.5, "marker": _marker(round_R), "markersize": 4}
     for s, axes in enumerate(panels):
         share_RN = share_RNS[:, :, s]
-        (_draw_bands if is_crowded else _draw_thin_lines)(axes, round_R, share_RN, _colour(s))
+        (_draw_bands if is_crowded else _draw_thin_lines)(axes, round_R, share_RN, tint(s))
         axes.plot(round_R, np.nanmean(share_RN, axis=1), color="black", **thick)
         axes.set(xlabel="Round", ylim=(-0.02, 1.02))
         axes.set_title(_cluster(s), fontsize=TEXT_POINTS)
-        _tick_rounds(axes, round_R.tolist())
+        tick_rounds(axes, round_R.tolist())
     figure.supylabel("Share of the examples", fontsize=TEXT_POINTS)
     clients: list[Artist] = [Line2D([], [], color=GREY, linewidth=0.6, label="a client")]
     if is_crowded:
@@ -226,7 +226,7 @@ def draw_mixtures_by_round(
         clients = [
             Patch(color=GREY, alpha=0.3 * (i + 1), label=label) for i, label in enumerate(labels)
         ]
-    _legend(figure, [*clients, Line2D([], [], color="black", label="mean over clients")])
+    add_legend(figure, [*clients, Line2D([], [], color="black", label="mean over clients")])
     return figure
 
 
@@ -268,7 +268,7 @@ def draw_network(
         _draw_pies(figure, axes, position_N2, mixtures, truth)
     else:
         size = float(np.clip(6000 / n, 6, 60))
-        axes.scatter(position_N2[:, 0], position_N2[:, 1], s=size, color=_colour(0), zorder=2)
+        axes.scatter(position_N2[:, 0], position_N2[:, 1], s=size, color=tint(0), zorder=2)
     return figure
 
 
@@ -281,12 +281,14 @@ def _draw_histograms(
     """Draw how many clients have which degree, and which share of each cluster."""
     share_NS = np.asarray(mixtures or np.empty((n, 0)), dtype=float)
     clusters = share_NS.shape[1]
-    figure, panels = _panels(f"Degrees and mixtures of {n:,} clients", 1 + clusters, sharey=False)
+    figure, panels = make_panels(
+        f"Degrees and mixtures of {n:,} clients", 1 + clusters, sharey=False
+    )
     degree_N = np.bincount(np.asarray(edges, dtype=int).ravel(), minlength=n)
     _draw_degrees(panels[0], degree_N)
     for s, axes in enumerate(panels[1:]):
         share_N = share_NS[:, s]
-        axes.hist(share_N[np.isfinite(share_N)], bins=SHARE_BINS, color=_colour(s))
+        axes.hist(share_N[np.isfinite(share_N)], bins=SHARE_BINS, color=tint(s))
         if truth is not None:
             true_N = [shares[s] for shares in truth]
             axes.hist(true_N, bins=SHARE_BINS, histtype="step", color="black")
@@ -294,7 +296,7 @@ def _draw_histograms(
     panels[0].set_ylabel("Clients")
     if clusters and truth is not None:
         line = Line2D([], [], color="black", label="true shares")
-        _legend(figure, [Patch(color=GREY, label="estimated shares"), line])
+        add_legend(figure, [Patch(color=GREY, label="estimated shares"), line])
     return figure
 
 
@@ -356,7 +358,7 @@ def _draw_pies(
         _draw_shares(axes, position_N2, truth, 1.5 * radius, 0.3 * radius)
     clusters = max(len(mixture) for mixture in [*mixtures, *(truth or [])])
     note = None if truth is None else "disc: estimated, ring: true"
-    _legend(figure, [Patch(color=_colour(s), label=_cluster(s)) for s in range(clusters)], note)
+    add_legend(figure, [Patch(color=tint(s), label=_cluster(s)) for s in range(clusters)], note)
 
 
 def _draw_shares(
@@ -372,7 +374,7 @@ def _draw_shares(
         for s, (start, end) in enumerate(pairwise(ends)):
             if start > end:
                 wedges.append(Wedge((x, y), radius, end, start, width=thickness))
-                colours.append(_colour(s) if is_known else GREY)
+                colours.append(tint(s) if is_known else GREY)
     style: dict[str, Any] = {"facecolors": colours, "edgecolors": "white", "linewidths": 0.3}
     axes.add_collection(PatchCollection(wedges, zorder=3, **style))
 
@@ -389,7 +391,7 @@ def _radius(position_N2: Points) -> float:
 # ---- parts of all figures
 
 
-def _panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
+def make_panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
     """Return a column-wide figure with its panels, two or three in a row."""
     columns = min(count, 2 if count == 4 else 3)
     rows = -(-count // columns)
@@ -406,7 +408,7 @@ def _panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure, li
     return figure, panels[:count]
 
 
-def _tick_rounds(axes: Axes, rounds: Sequence[float]) -> None:
+def tick_rounds(axes: Axes, rounds: Sequence[float]) -> None:
     """Put ticks at integer rounds only, none of them after the last round."""
     if rounds:
         ticks = MaxNLocator(nbins=6, integer=True).tick_values(min(rounds), max(rounds))
@@ -415,7 +417,7 @@ def _tick_rounds(axes: Axes, rounds: Sequence[float]) -> None:
         axes.set_xlim(rounds[0] - 0.5, rounds[0] + 0.5)
 
 
-def _legend(figure: Figure, handles: list[Artist], title: str | None = None) -> None:
+def add_legend(figure: Figure, handles: list[Artist], title: str | None = None) -> None:
     """Add a legend below the panels, where it hides nothing."""
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles)
@@ -435,7 +437,7 @@ def _marker(rounds: Points) -> str | None:
     return "o" if len(rounds) == 1 else None
 
 
-def _colour(i: int) -> str:
+def tint(i: int) -> str:
     return PALETTE[i % len(PALETTE)]
 
 

@@ -198,11 +198,12 @@ def _render_figures(shown: Mapping[str, Figure], example: str) -> str:
     rendered = []
     for name, figure in shown.items():
         caption = CAPTIONS.get(name, SWEEP_CAPTION).replace("{example}", example)
-        rendered.append(_render_figure(name, figure, caption))
+        rendered.append(render_figure(name, figure, caption))
     return f"<div class=figures>{''.join(rendered)}</div>"
 
 
-def _render_figure(name: str, figure: Figure, caption: str) -> str:
+def render_figure(name: str, figure: Figure, caption: str) -> str:
+    """Return a figure with its caption; the picture is part of the page."""
     picture = base64.b64encode(figure_files.to_svg(figure)).decode()
     alternative = escape(name.replace("-", " "))
     image = f'<img alt="{alternative}" src="data:image/svg+xml;base64,{picture}">'

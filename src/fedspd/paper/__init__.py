@@ -1,0 +1,1 @@
+"""The tables and figures of the FedSPD paper as experiments that one command repeats."""

@@ -1,0 +1,119 @@
+"""Draw the figures of an experiment from its records, in the paper's arrangement."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedspd.paper.definition import (
+    Cell,
+    FigureSpec,
+    PaperExperiment,
+    ReadingName,
+    ScaleName,
+    Setting,
+)
+from fedspd.paper.measures import MEASURES
+from fedspd.paper.records import Records
+from fedspd.paper.table import scores_of
+from fedspd.reporting import panels
+from fedspd.reporting.figures import Curve, Line
+from fedspd.reporting.statistics import confidence_interval
+from fedspd.storage.atomic import Json
+
+Grid = dict[str, dict[str, Cell]]  # row -> column -> cell
+PAPER_LABEL = "the paper"
+
+
+def draw_figures(
+    experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
+) -> dict[str, Figure]:
+    """Return the figures for which there are records, by file name."""
+    own = experiment.definition
+    grid = {r.name: _cells(experiment, r, scale, reading, records) for r in own.rows}
+    grid = {row: cells for row, cells in grid.items() if cells}
+    draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure]] = {
+        "curves": _draw_curves,
+        "lines": _draw_lines,
+        "boxes": _draw_boxes,
+    }
+    return {spec.name: draw[spec.kind](spec, grid, records) for spec in own.figures if grid}
+
+
+def _cells(
+    experiment: PaperExperiment,
+    row: Setting,
+    scale: ScaleName,
+    reading: ReadingName,
+    records: Records,
+) -> dict[str, Cell]:
+    """Return the cells of a row that have run."""
+    cells = [experiment.cell(row, c, scale, reading) for c in experiment.definition.columns]
+    return {cell.column.name: cell for cell in cells if _records(cell, records)}
+
+
+def _records(cell: Cell, records: Records) -> list[Json]:
+    return [found for config in cell.configs if (found := records.of(config)) is not None]
+
+
+def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
+    shown = {
+        row: {name: _curve(cell, spec.measure, records) for name, cell in cells.items()}
+        for row, cells in grid.items()
+    }
+    return panels.draw_curves(spec.caption, shown, _axis_title(spec))
+
+
+def _curve(cell: Cell, measure: str, records: Records) -> Curve:
+    """Return the mean over seeds by round, with the interval over seeds."""
+    curves = [record["curve"] for record in _records(cell, records)]
+    field = measure if all(measure in curve for curve in curves) else "accuracy"
+    scores = [confidence_interval(seeds) for seeds in zip(*(c[field] for c in curves), strict=True)]
+    means = [np.nan if score.mean is None else score.mean for score in scores]
+    halves = [score.half or 0.0 for score in scores] if len(curves) > 1 else None
+    return curves[0]["round"], means, halves
+
+
+def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
+    lines: dict[str, Line] = {}
+    quoted: dict[str, Line] = {}
+    for row, cells in grid.items():
+        for name, cell in cells.items():
+            score = confidence_interval(list(scores_of(cell, records, spec.measure).values()))
+            if score.mean is not None:
+                point = (number_of(name), score.mean / 100, (score.half or 0.0) / 100)
+                lines.setdefault(row, []).append(point)
+            if cell.paper is not None and cell.row.stands_in_for is None:
+                quoted.setdefault(row, []).append((number_of(name), cell.paper / 100, 0.0))
+    shown = {row: _with_paper({row: lines[row]}, quoted) for row in lines}
+    if not spec.panels:
+        shown = {"": _with_paper(lines, quoted)}
+    return panels.draw_lines(spec.caption, spec.axis, shown, _axis_title(spec))
+
+
+def _with_paper(lines: dict[str, Line], quoted: dict[str, Line]) -> dict[str, Line]:
+    values = {row: quoted[row] for row in lines if row in quoted}
+    return lines | {f"{row}, {PAPER_LABEL}": line for row, line in values.items()}
+
+
+def number_of(name: str) -> float | str:
+    """Return the number in a column's name, such as 0.3 in 'p = 0.3', or else the name."""
+    found = re.findall(r"-?\d+(?:\.\d+)?", name)
+    return float(found[0]) if len(found) == 1 else name
+
+
+def _draw_boxes(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
+    shown = {
+        row: {
+            name: [s for record in _records(cell, records) for s in record["clients"]]
+            for name, cell in cells.items()
+        }
+        for row, cells in grid.items()
+    }
+    return panels.draw_boxes(spec.caption, shown)
+
+
+def _axis_title(spec: FigureSpec) -> str:
+    title = MEASURES[spec.measure].title
+    return title[0].upper() + title[1:]

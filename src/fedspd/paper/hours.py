@@ -1,0 +1,64 @@
+"""Estimate the hours of an experiment: gradient steps times the measured seconds of one step.
+
+As in `fedspd run --dry-run` the steps are counted and a step is timed. But a list of all
+experiments must not build every dataset, so the steps are those of the config alone.
+"""
+
+import json
+import math
+import time
+from functools import cache
+
+import torch
+
+from fedspd.config import ExperimentConfig, as_dict, clusters_of, validate
+from fedspd.core.block import Block
+from fedspd.core.keys import Key
+from fedspd.data.custom import load_source
+from fedspd.data.sources import dataset_spec, is_official
+from fedspd.experiment.build import build_learner
+
+DEFAULT_EXAMPLES = 300  # per client, at most
+QUICK_SECONDS = 0.2  # a step below that is timed once more, when all is warm
+FINAL_EPOCHS = {"fedspd": "final_epochs", "fedspd-split": "final_epochs", "fedavg": "finetune"}
+
+
+def hours_of(configs: list[ExperimentConfig], workers: int) -> float:
+    """Return the hours of all runs on so many workers, without evaluations."""
+    return sum(count_steps(c) * step_seconds(c) for c in configs) / workers / 3600
+
+
+def count_steps(config: ExperimentConfig) -> int:
+    """Return the gradient steps of a run, if all examples count in every local update."""
+    training, method = config.training, config.method
+    batches = math.ceil((config.data.examples or DEFAULT_EXAMPLES) / training.batch)
+    epochs = training.epochs * (config.rounds - 1 + training.first_round_factor)
+    models = clusters_of(config) if method == "fedem" else 1
+    final = getattr(getattr(config, method), FINAL_EPOCHS[method]) if method in FINAL_EPOCHS else 0
+    return int(config.clients * batches * (epochs * models + final))
+
+
+def step_seconds(config: ExperimentConfig) -> float:
+    """Return the seconds of one gradient step of the config's model on this machine."""
+    tree = as_dict(config)
+    timed = {"model": tree["model"], "precision": config.precision}
+    timed["training"] = {"batch": config.training.batch, "momentum": config.training.momentum}
+    return _timed_step(config.data.name, json.dumps(timed, sort_keys=True))
+
+
+@cache
+def _timed_step(data: str, settings: str) -> float:
+    source = dataset_spec(data) if is_official(data) else load_source(data)
+    config = validate(json.loads(settings))
+    learner = build_learner(config, source.shape, source.classes)
+    x = torch.rand(config.training.batch, *source.shape)
+    y = torch.zeros(len(x), dtype=torch.long) if source.classes else torch.zeros(len(x))
+    data_block = Block([0], 1, [x], [y], len(x))
+    seconds = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        learner.train(learner.flat[None], data_block, Key(0), rates=[0.0])
+        seconds = min(seconds, time.perf_counter() - start)
+        if seconds > QUICK_SECONDS:
+            break
+    return seconds

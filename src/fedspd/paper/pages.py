@@ -1,0 +1,163 @@
+"""Write the report of an experiment: Markdown, CSV, LaTeX, HTML, JSON and figures."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedspd.paper.drawing import draw_figures
+from fedspd.paper.records import Records
+from fedspd.paper.table import PaperTable, to_json
+from fedspd.reporting.html import render_figure
+from fedspd.reporting.run_figures import save_figures
+from fedspd.reporting.style import STYLE
+from fedspd.storage.atomic import disk_errors
+from fedspd.storage.run_folder import RunFolder
+
+HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
+GAP_HEAD = ("", "", "paper", "ours", "verdict")
+LEGEND = (
+    "Ours is the mean over seeds of the mean over clients, ± its 95 % confidence interval where "
+    "there are several seeds. It agrees if the paper's value is within that interval, or within "
+    "one point."
+)
+
+
+def write_report(table: PaperTable, records: Records) -> Path:
+    """Write all files of the report and return their folder."""
+    folder = records.out / "reports" / f"{table.experiment.name}.{table.scale}"
+    if table.reading != "text":
+        folder = folder.with_name(f"{folder.name}.{table.reading}")
+    figures = draw_figures(table.experiment, table.scale, table.reading, records)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_figures(figures, folder / "figures")
+    report = RunFolder(folder)
+    report.write("report.md", f"# {table.experiment.definition.title}\n\n{to_markdown(table)}")
+    report.write("report.csv", to_csv(table))
+    report.write("report.tex", to_latex(table))
+    report.write("report.json", to_json(table))
+    report.write("report.html", to_html(table, figures))
+    return folder
+
+
+def value_rows(table: PaperTable) -> list[list[str]]:
+    """Return the cells of the main table as text."""
+    return [
+        [cell.row.name, cell.column.name, f"{cell.seeds} of {cell.planned}", *cell.texts]
+        for cell in table.cells
+    ]
+
+
+def gap_rows(table: PaperTable) -> list[list[str]]:
+    """Return the cells of the table of gaps as text."""
+    return [[gap.row.name, gap.column.name, *gap.texts] for gap in table.gaps]
+
+
+def lead(table: PaperTable) -> list[str]:
+    """Return what the paper says, and under which settings our numbers are made."""
+    own = table.experiment.definition
+    measures = dict.fromkeys(cell.measure.title for cell in table.cells)
+    unit = "; ratios to the first column" if own.relative else ""
+    return [
+        f"{own.source}. {own.says}",
+        f"Shown: {', '.join(measures)}{unit}. Scale {table.scale}, reading '{table.reading}'.",
+    ]
+
+
+# ---- Markdown
+
+
+def to_markdown(table: PaperTable) -> str:
+    """Return the tables and notes, without a heading."""
+    parts = [*lead(table), _markdown_table(HEAD, value_rows(table))]
+    if table.gaps:
+        reference = table.experiment.definition.columns[0].name
+        parts += [
+            f"Difference to {reference} in points, paired by seed:",
+            _markdown_table(GAP_HEAD, gap_rows(table)),
+        ]
+    if table.notes:
+        parts.append("\n".join(f"- {note}" for note in table.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# ---- CSV and LaTeX
+
+
+def to_csv(table: PaperTable) -> str:
+    """Return a line for every value."""
+    cells = to_json(table)["cells"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return text.getvalue()
+
+
+def to_latex(table: PaperTable) -> str:
+    """Return a tabular environment for a paper; it needs the package booktabs."""
+    lines = [r"\begin{tabular}{lllrrrl}", r"\toprule", _latex_line(HEAD), r"\midrule"]
+    lines += [_latex_line(row) for row in value_rows(table)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(_latex(cell) for cell in cells) + r" \\"
+
+
+def _latex(text: str) -> str:
+    names = {"±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "–": "--", "\\": r"\textbackslash{}"}
+    names |= {special: f"\\{special}" for special in "%&_#$"}
+    return "".join(names.get(letter, letter) for letter in text)
+
+
+# ---- HTML
+
+
+def to_html(table: PaperTable, figures: Mapping[str, Figure]) -> str:
+    """Return one page without scripts or network access."""
+    own = table.experiment.definition
+    captions = {spec.name: spec.caption for spec in own.figures}
+    drawn = [render_figure(name, figure, captions[name]) for name, figure in figures.items()]
+    body = [
+        f"<h1>{escape(own.title)}</h1>",
+        *(f"<p class=lead>{escape(sentence)}</p>" for sentence in lead(table)),
+        _html_table(HEAD, value_rows(table)),
+        f"<p class=note>{escape(LEGEND)}</p>",
+    ]
+    if table.gaps:
+        body += [
+            f"<h2>Difference to {escape(own.columns[0].name)} in points, paired by seed</h2>",
+            _html_table(GAP_HEAD, gap_rows(table)),
+        ]
+    body += [f"<div class=figures>{''.join(drawn)}</div>", _html_list(table.notes)]
+    body += ["<h2>What the paper leaves open, and our choice</h2>", _html_list(own.leaves_open)]
+    title = escape(own.title)
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
+        f"<style>{STYLE}</style><main>{chr(10).join(body)}</main></html>\n"
+    )
+
+
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    heads = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return (
+        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>\n{lines}</tbody></table>"
+        "</div>"
+    )
+
+
+def _html_list(items: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"

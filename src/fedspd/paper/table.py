@@ -1,0 +1,315 @@
+"""The table of an experiment: the paper's value, ours, the difference and a verdict in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedspd.config import ExperimentConfig, as_dict
+from fedspd.paper.definition import Cell, PaperExperiment, ReadingName, ScaleName, Setting
+from fedspd.paper.measures import MEASURES, Measure
+from fedspd.paper.records import Records
+from fedspd.reporting.points import flatten
+from fedspd.reporting.statistics import Interval, confidence_interval, paired_difference
+from fedspd.reporting.tables import MINUS, MISSING
+from fedspd.storage.atomic import Json
+
+TOLERANCE = 1.0  # points: the seeds of the paper's own table 4 differ by as much
+TOLERATED_RATIO = 0.05
+SHRUNK = {  # keys that a scale changes, in words
+    "clients": "{} clients instead of {}",
+    "rounds": "{} rounds instead of {}",
+    "data.examples": "{} examples per client instead of {}",
+    "data.name": "{} instead of {}",
+    "model.name": "another model",
+    "model.small": None,
+    "training.epochs": "{} local epochs instead of {}",
+    "fedspd.final_epochs": "{} epochs in the final phase instead of {}",
+}
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One value of the table."""
+
+    row: Setting
+    column: Setting
+    measure: Measure
+    seeds: int  # that have run
+    planned: int
+    paper: float | None
+    ours: Interval
+    digits: int
+    verdict: str
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        if self.paper is None or self.ours.mean is None:
+            return None
+        return self.ours.mean - self.paper
+
+    @property
+    def texts(self) -> list[str]:
+        """The paper's value, ours, the difference and the verdict."""
+        paper = MISSING if self.paper is None else _number(self.paper, 2)
+        difference = MISSING if self.difference is None else signed(self.difference, self.digits)
+        return [paper, format_ours(self.ours, self.digits), difference, self.verdict]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far a column is from the first one: in the paper, and in our runs, paired by seed."""
+
+    row: Setting
+    column: Setting
+    paper: float | None
+    ours: Interval
+    verdict: str
+
+    @property
+    def texts(self) -> list[str]:
+        paper = MISSING if self.paper is None else signed(self.paper, 1)
+        ours = MISSING if self.ours.mean is None else signed(self.ours.mean, 1)
+        half = "" if self.ours.half is None else f" ± {self.ours.half:.1f}"
+        return [paper, f"{ours}{half}", self.verdict]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Everything that a report says in words."""
+
+    experiment: PaperExperiment
+    scale: ScaleName
+    reading: ReadingName
+    cells: list[TableCell]
+    gaps: list[Gap]
+    notes: list[str]
+
+
+def make_table(
+    experiment: PaperExperiment,
+    scale: ScaleName,
+    reading: ReadingName,
+    records: Records,
+    missing: dict[str, str] | None = None,
+) -> PaperTable:
+    """Return the table from the records alone; what has not run is marked so."""
+    missing = missing or {}
+    rows = _shown_rows(experiment, scale, reading, records)
+    columns = experiment.definition.columns
+    table, gaps = [], []
+    for row in rows:
+        cells = [experiment.cell(row, column, scale, reading) for column in columns]
+        scores = [scores_of(cell, records) for cell in cells]
+        first = scores[0] if experiment.definition.relative else None
+        table += [
+            _table_cell(cell, own, first, scale, missing.get(row.name))
+            for cell, own in zip(cells, scores, strict=True)
+        ]
+        if not experiment.definition.relative and len({c.configs[0].method for c in cells}) > 1:
+            gaps += [
+                _gap(cells[0], scores[0], cell, own)
+                for cell, own in zip(cells[1:], scores[1:], strict=True)
+            ]
+    notes = [*_scale_notes(experiment, scale, rows), *missing.values()]
+    notes += _reading_notes(experiment, scale, records, rows)
+    return PaperTable(experiment, scale, reading, table, gaps, list(dict.fromkeys(notes)))
+
+
+def _shown_rows(
+    experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
+) -> list[Setting]:
+    """Return all rows but those that stand in for a row that has run, or have not run."""
+    has_run = {}
+    for row in experiment.definition.rows:
+        cells = [experiment.cell(row, c, scale, reading) for c in experiment.definition.columns]
+        has_run[row.name] = any(scores_of(cell, records) for cell in cells)
+    return [
+        row
+        for row in experiment.definition.rows
+        if row.stands_in_for is None or (has_run[row.name] and not has_run[row.stands_in_for])
+    ]
+
+
+def scores_of(cell: Cell, records: Records, measure: str | None = None) -> dict[int, float]:
+    """Return what the cell's runs measured, by seed, in the table's unit."""
+    shown = MEASURES[measure or cell.measure]
+    found = {}
+    for config in cell.configs:
+        record = records.of(config)
+        if record is not None and record.get(shown.field) is not None:
+            found[config.seed] = shown.factor * float(record[shown.field])
+    return found
+
+
+def _table_cell(
+    cell: Cell,
+    scores: dict[int, float],
+    first: dict[int, float] | None,
+    scale: ScaleName,
+    missing: str | None,
+) -> TableCell:
+    measure, digits = MEASURES[cell.measure], MEASURES[cell.measure].digits
+    if first is not None:
+        scores = {seed: scores[seed] / first[seed] for seed in scores if first.get(seed)}
+        digits = 2
+    ours = confidence_interval(list(scores.values()))
+    tolerance = TOLERANCE if first is None else TOLERATED_RATIO
+    words = "not run: no data" if missing else _verdict(cell, ours, tolerance, scale)
+    return TableCell(
+        cell.row,
+        cell.column,
+        measure,
+        len(scores),
+        len(cell.configs),
+        cell.paper,
+        ours,
+        digits,
+        words,
+    )
+
+
+def _verdict(cell: Cell, ours: Interval, tolerance: float, scale: ScaleName) -> str:
+    if ours.mean is None:
+        return "not run"
+    if cell.paper is None:
+        return "no number in the paper"
+    if cell.row.stands_in_for is not None:
+        return f"not comparable: {cell.row.name} instead of {cell.row.stands_in_for}"
+    difference = ours.mean - cell.paper
+    words = "higher" if difference > 0 else "lower"
+    if abs(difference) <= max(tolerance, ours.half or 0.0):
+        words = "agrees"
+    return words if scale == "paper" else f"{words}, at another scale"
+
+
+def _gap(first: Cell, base: dict[int, float], cell: Cell, scores: dict[int, float]) -> Gap:
+    ours = paired_difference(scores, base)
+    paper = None
+    if cell.paper is not None and first.paper is not None:
+        paper = cell.paper - first.paper
+    return Gap(cell.row, cell.column, paper, ours, _direction(paper, ours))
+
+
+def _direction(paper: float | None, ours: Interval) -> str:
+    if ours.mean is None:
+        return "not run"
+    if paper is None:
+        return "no number in the paper"
+    if abs(ours.mean) <= (ours.half or 0.0):
+        return "undecided"
+    return "same side" if (paper > 0) == (ours.mean > 0) else "opposite side"
+
+
+# ---- notes
+
+
+def _scale_notes(
+    experiment: PaperExperiment, scale: ScaleName, rows: Sequence[Setting]
+) -> list[str]:
+    """Say once for each row what the scale changes."""
+    changes: dict[str, list[str]] = {}
+    for row in rows:
+        column = experiment.definition.columns[0]
+        own, full = (experiment.cell(row, column, s).configs[0] for s in (scale, "paper"))
+        if words := describe_changes(own, full):
+            changes.setdefault(words, []).append(row.name)
+    where = {words: f"{', '.join(names)}: " for words, names in changes.items()}
+    return [f"Scale {scale}. {where[w] if len(changes) > 1 else ''}{w}." for w in changes]
+
+
+def describe_changes(own: ExperimentConfig, full: ExperimentConfig) -> str:
+    """Return in words how a config differs from that of the paper's scale."""
+    small, large = flatten(as_dict(own)), flatten(as_dict(full))
+    words = []
+    for key, form in SHRUNK.items():
+        if small.get(key) != large.get(key):
+            words.append(form.format(small.get(key), large.get(key)) if form else "a smaller model")
+    return ", ".join(words)
+
+
+def _reading_notes(
+    experiment: PaperExperiment, scale: ScaleName, records: Records, rows: Sequence[Setting]
+) -> list[str]:
+    """Say which reading is closer to the paper, where both have run the same cells of FedSPD."""
+    misses: dict[ReadingName, list[float]] = {"text": [], "code": []}
+    for row in rows:
+        for column in experiment.definition.columns:
+            pair: dict[ReadingName, Cell] = {
+                r: experiment.cell(row, column, scale, r) for r in misses
+            }
+            if pair["text"].configs == pair["code"].configs or pair["text"].paper is None:
+                continue
+            found = {r: confidence_interval(_scores(cell, records)) for r, cell in pair.items()}
+            if all(score.mean is not None for score in found.values()):
+                for r, score in found.items():
+                    misses[r].append(abs((score.mean or 0.0) - (pair[r].paper or 0.0)))
+    count = len(misses["text"])
+    if not count:
+        return []
+    mean = {r: sum(values) / count for r, values in misses.items()}
+    closer, other = sorted(mean, key=lambda r: mean[r])
+    return [
+        f"The reading '{closer}' comes closer to the paper: over {count} values of FedSPD it is "
+        f"{mean[closer]:.1f} away on average, the reading '{other}' {mean[other]:.1f}."
+    ]
+
+
+def _scores(cell: Cell, records: Records) -> list[float]:
+    return list(scores_of(cell, records).values())
+
+
+# ---- numbers as text
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}"
+
+
+def signed(value: float, digits: int) -> str:
+    """Return the number with its sign."""
+    return f"{'+' if value >= 0 else MINUS}{abs(value):,.{digits}f}"
+
+
+def format_ours(score: Interval, digits: int) -> str:
+    """Return the mean with ± half of its interval if that is known."""
+    if score.mean is None:
+        return MISSING
+    half = "" if score.half is None else f" ± {_number(score.half, digits)}"
+    return f"{_number(score.mean, digits)}{half}"
+
+
+def to_json(table: PaperTable) -> Json:
+    """Return the table as plain values."""
+    return {
+        "experiment": table.experiment.name,
+        "source": table.experiment.definition.source,
+        "scale": table.scale,
+        "reading": table.reading,
+        "cells": [
+            {
+                "row": cell.row.name,
+                "column": cell.column.name,
+                "measure": cell.measure.field,
+                "seeds": cell.seeds,
+                "planned": cell.planned,
+                "paper": cell.paper,
+                "ours": cell.ours.mean,
+                "half": cell.ours.half,
+                "difference": cell.difference,
+                "verdict": cell.verdict,
+            }
+            for cell in table.cells
+        ],
+        "gaps": [
+            {
+                "row": gap.row.name,
+                "column": gap.column.name,
+                "paper": gap.paper,
+                "ours": gap.ours.mean,
+                "half": gap.ours.half,
+                "verdict": gap.verdict,
+            }
+            for gap in table.gaps
+        ],
+        "notes": table.notes,
+    }

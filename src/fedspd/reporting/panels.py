@@ -1,0 +1,102 @@
+"""Figures of several panels: curves, lines and boxes, one panel for each dataset or graph."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedspd.reporting.figures import (
+    OVER_SEEDS,
+    SMALL_POINTS,
+    TEXT_POINTS,
+    Curve,
+    Line,
+    add_legend,
+    draw_curve,
+    draw_line,
+    jitter,
+    make_panels,
+    positions,
+    tick_rounds,
+    tint,
+)
+
+
+def draw_curves(title: str, shown: Mapping[str, Mapping[str, Curve]], ylabel: str) -> Figure:
+    """Draw a panel per row with a curve per label, by round."""
+    figure, all_axes = make_panels(_wrap(title), len(shown))
+    labels = list(dict.fromkeys(label for curves in shown.values() for label in curves))
+    for axes, (name, curves) in zip(all_axes, shown.items(), strict=True):
+        for label, curve in curves.items():
+            draw_curve(axes, label, curve, labels.index(label))
+        tick_rounds(axes, [round for curve in curves.values() for round in curve[0]])
+        _name(axes, name, "Round", ylabel)
+    has_band = any(curve[2] for curves in shown.values() for curve in curves.values())
+    _shared_legend(figure, all_axes, f"band: {OVER_SEEDS}" if has_band else None)
+    return figure
+
+
+def draw_lines(
+    title: str, xlabel: str, shown: Mapping[str, Mapping[str, Line]], ylabel: str
+) -> Figure:
+    """Draw a panel per row with a line per label, over the values of an axis."""
+    figure, all_axes = make_panels(_wrap(title), len(shown), sharey=len(shown) == 1)
+    labels = list(dict.fromkeys(label for lines in shown.values() for label in lines))
+    values = [value for lines in shown.values() for line in lines.values() for value, *_ in line]
+    x_of = positions(list(dict.fromkeys(values)))
+    for axes, (name, lines) in zip(all_axes, shown.items(), strict=True):
+        for label, line in lines.items():
+            points = [(x_of[value], *score) for value, *score in line]
+            draw_line(axes, label, points, labels.index(label))
+        axes.set_xticks(list(x_of.values()), [_tick(value) for value in x_of])
+        _name(axes, name, xlabel, ylabel)
+    has_bar = any(half for lines in shown.values() for line in lines.values() for *_, half in line)
+    _shared_legend(figure, all_axes, f"bar: {OVER_SEEDS}" if has_bar else None)
+    return figure
+
+
+def draw_boxes(title: str, shown: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
+    """Draw a panel per row with a box over the clients per label."""
+    figure, all_axes = make_panels(_wrap(title), len(shown))
+    black: dict[str, Any] = {"medianprops": {"color": "black"}, "showfliers": False}
+    for axes, (name, boxes) in zip(all_axes, shown.items(), strict=True):
+        for i, scores in enumerate(boxes.values()):
+            known = 100 * np.array([score for score in scores if score is not None])
+            dots: dict[str, Any] = {"s": 6, "alpha": 0.5, "linewidths": 0}
+            axes.scatter(i + jitter(len(known)), known, color=tint(i), **dots)
+            axes.boxplot([known], positions=[i], widths=0.5, zorder=3, **black)
+        slant: dict[str, Any] = {"rotation": 90} if len(boxes) > 4 or len(shown) > 1 else {}
+        axes.set_xticks(range(len(boxes)), list(boxes), **slant)
+        _name(axes, name, "", "Test accuracy (%)")
+    return figure
+
+
+def _tick(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _wrap(title: str) -> str:
+    """Return the title with line breaks: a figure is as wide as a column of a paper."""
+    lines = [""]
+    for word in title.split():
+        lines += [""] if len(lines[-1]) + len(word) > 70 else []
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def _name(axes: Axes, name: str, xlabel: str, ylabel: str) -> None:
+    axes.set_title(name, fontsize=SMALL_POINTS)
+    axes.set_xlabel(xlabel, fontsize=TEXT_POINTS)
+    if axes.get_subplotspec() is None or axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axes.set_ylabel(ylabel, fontsize=TEXT_POINTS)
+
+
+def _shared_legend(figure: Figure, all_axes: Sequence[Axes], note: str | None) -> None:
+    handles: dict[str, Artist] = {}
+    for axes in all_axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    add_legend(figure, list(handles.values()), note)

@@ -1,0 +1,154 @@
+"""The paper's values, verdicts, readings and stand-ins of an experiment's table."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedspd.paper.definition import (
+    PaperExperiment,
+    experiment_names,
+    load_experiment,
+    merge,
+    parse_experiment,
+)
+from fedspd.paper.records import Records, key_of, settings_of
+from fedspd.paper.table import PaperTable, make_table
+
+PAPER = Path(__file__).parents[3] / "shared/paper/fedspd-uai2025.tex.txt"
+TOML = """
+title = "T"
+source = "S"
+says = "-"
+[config]
+clients = 10
+rounds = 5
+data = { name = "digits" }
+[paper]
+seeds = 3
+[small]
+config = { rounds = 2 }
+[[rows]]
+name = "A"
+[[rows]]
+name = "B"
+stands_in_for = "A"
+config = { data = { mixture = "parity" } }
+[[columns]]
+name = "FedSPD"
+config = { method = "fedspd" }
+[[columns]]
+name = "FedAvg"
+config = { method = "fedavg" }
+[values]
+A = [90.0, 85.0]
+"""
+
+
+@pytest.fixture
+def experiment() -> PaperExperiment:
+    return parse_experiment("t", TOML)
+
+
+def records_of(experiment, scores, tmp_path, scale="paper", reading="text") -> Records:
+    """Return records with these accuracies: (row, column) -> one for each seed."""
+    records = Records(tmp_path)
+    rows = {row.name: row for row in experiment.definition.rows}
+    columns = {column.name: column for column in experiment.definition.columns}
+    for (row, column), values in scores.items():
+        configs = experiment.cell(rows[row], columns[column], scale, reading).configs
+        for config, value in zip(configs, values, strict=False):
+            settings = settings_of(config)
+            records.by_key[key_of(settings)] = {"settings": settings, "accuracy": value}
+    return records
+
+
+def verdicts(table: PaperTable) -> list[str]:
+    return [cell.verdict for cell in table.cells]
+
+
+def test_verdict_says_whether_ours_agrees(experiment, tmp_path):
+    scores = {("A", "FedSPD"): [0.895, 0.90, 0.905], ("A", "FedAvg"): [0.95, 0.951, 0.952]}
+    table = make_table(experiment, "paper", "text", records_of(experiment, scores, tmp_path))
+    assert verdicts(table) == ["agrees", "higher"]
+    assert table.cells[1].difference == pytest.approx(10.1)
+    assert table.cells[1].texts == ["85.00", "95.1 ± 0.2", "+10.1", "higher"]
+
+
+def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):
+    scores = {("A", "FedSPD"): [0.80, 0.90, 0.70], ("A", "FedAvg"): [0.85, 0.95, 0.75]}
+    table = make_table(experiment, "paper", "text", records_of(experiment, scores, tmp_path))
+    (gap,) = table.gaps
+    assert gap.paper == -5
+    assert gap.ours.mean == pytest.approx(5)
+    assert gap.verdict == "opposite side"
+
+
+def test_gap_within_its_interval_is_undecided(experiment, tmp_path):
+    scores = {("A", "FedSPD"): [0.80, 0.90, 0.70], ("A", "FedAvg"): [0.85, 0.87, 0.70]}
+    table = make_table(experiment, "paper", "text", records_of(experiment, scores, tmp_path))
+    assert table.gaps[0].verdict == "undecided"
+
+
+def test_row_that_stands_in_is_shown_only_without_the_other_and_not_compared(experiment, tmp_path):
+    scores = {("B", "FedSPD"): [0.7]}
+    records = records_of(experiment, scores, tmp_path, "small")
+    table = make_table(experiment, "small", "text", records, {"A": "no data"})
+    assert verdicts(table)[:2] == ["not run: no data"] * 2
+    assert verdicts(table)[2:] == ["not comparable: B instead of A", "not run"]
+    both = records_of(experiment, scores | {("A", "FedSPD"): [0.9]}, tmp_path, "small")
+    assert verdicts(make_table(experiment, "small", "text", both)) == [
+        "agrees, at another scale",
+        "not run",
+    ]
+
+
+def test_notes_name_what_a_scale_changes_and_the_closer_reading(experiment, tmp_path):
+    text = records_of(experiment, {("A", "FedSPD"): [0.80]}, tmp_path, "small")
+    code = records_of(experiment, {("A", "FedSPD"): [0.88]}, tmp_path, "small", "code")
+    text.by_key |= code.by_key
+    notes = make_table(experiment, "small", "text", text).notes
+    assert notes[0] == "Scale small. 2 rounds instead of 5."
+    assert "The reading 'code' comes closer to the paper" in notes[1]
+    assert "2.0 away on average, the reading 'text' 10.0" in notes[1]
+
+
+def test_readings_differ_only_in_fedspd(experiment):
+    row, (fedspd, fedavg) = experiment.definition.rows[0], experiment.definition.columns
+    text, code = (experiment.cell(row, fedspd, "paper", r).configs[0] for r in ("text", "code"))
+    assert (text.fedspd.init, code.fedspd.init) == ("cluster", "own")
+    assert (code.fedspd.selection, code.fedspd.first_round) == ("uniform", "all")
+    pair = [experiment.cell(row, fedavg, "paper", r).configs for r in ("text", "code")]
+    assert pair[0] == pair[1]
+
+
+def test_last_size_of_a_graph_counts():
+    tree = {"topology": {"kind": "er", "probability": 0.1}}
+    merge(tree, {"topology": {"degree": 4}})
+    assert tree == {"topology": {"kind": "er", "degree": 4}}
+
+
+def test_settings_leave_out_defaults_and_other_methods(experiment):
+    config = experiment.cells("paper")[1].configs[2]
+    assert settings_of(config) == {"method": "fedavg", "seed": 2, "clients": 10, "rounds": 5}
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_experiments_say_what_the_paper_says(name):
+    experiment = load_experiment(name)
+    assert experiment.definition.leaves_open
+    for scale in ("tiny", "small", "paper"):
+        assert experiment.cells(scale)
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
+@pytest.mark.parametrize("name", experiment_names())
+def test_values_are_those_of_the_paper(name):
+    lines = [numbers(line) for line in PAPER.read_text().splitlines() if "&" in line]
+    for row, values in load_experiment(name).definition.values.items():
+        known = [value for value in values if value >= 0]
+        assert any(known == line[-len(known) :] for line in lines), row
+
+
+def numbers(line: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", line)]
