@@ -171,7 +171,8 @@ def test_posterior_and_shares_are_bayes_rule():
     assert r_CSE[0, :, 1].tolist() == pytest.approx([0.2, 0.8])
     assert r_CSE[0, :, 2].tolist() == [0.0, 0.0], "there is no third example"
     mean = np.array([(2 / 3 + 0.2) / 2, (1 / 3 + 0.8) / 2]) + 0.001
-    assert shares(r_CSE, state, data)[0].tolist() == pytest.approx((mean / mean.sum()).tolist())
+    found = shares(Learner(lambda: nn.Linear(1, 2)), r_CSE, state, data, Key(0))
+    assert found[0].tolist() == pytest.approx((mean / mean.sum()).tolist())
 
 
 def test_return_is_chosen_only_if_its_gain_exceeds_its_standard_error():

@@ -165,7 +165,10 @@ def test_split_arguments_rejects_a_second_config_file():
         ("=3", "'=3': not an override; expected KEY=VALUE"),
         ("rounds.x=3", 'rounds = {"x": 3}: expected an integer.'),
         ("data=mnist", 'data = "mnist": expected a table with the keys name, second, mixture, '),
-        ("model=mlp", 'model = "mlp": expected a table with the keys name, small, hidden, head.'),
+        (
+            "model=mlp",
+            'model = "mlp": expected a table with the keys name, small, norm, hidden, head.',
+        ),
     ],
 )
 def test_error_names_key_value_and_expectation(override, message):

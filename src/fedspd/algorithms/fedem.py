@@ -8,6 +8,7 @@ Shapes: C clients, S clusters, P parameters of a model, E examples.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class State:
 @dataclass(frozen=True)
 class FedEM(Algorithm[State]):
     """A mixture of S shared models at every client, fitted by EM."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = "the mixture pi_i, which weighs every example"
 
     clusters: int = 2  # S
     score: Score = "loss"

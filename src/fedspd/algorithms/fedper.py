@@ -8,6 +8,7 @@ Shapes: C clients, P parameters of a model, W that are trained, B of its body.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ class State:
 @dataclass(frozen=True)
 class FedPer(Algorithm[State]):
     """Federated averaging of the body; every client keeps its head."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = None
+    HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
 
     clusters: int = 1
 

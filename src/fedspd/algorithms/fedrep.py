@@ -12,6 +12,7 @@ Shapes: C clients, P parameters of a model, E examples.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from fedspd.core.learner import Learner
 @dataclass(frozen=True)
 class FedRep(FedPer):
     """FedPer whose clients train head and body one after the other."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = "the halves of the examples that train head and body"
 
     def local_update(self, learner: Learner, model_CP: Tensor, data: Block, key: Key) -> Tensor:
         """Return the models after training the head, then the body."""

@@ -10,7 +10,7 @@ model, E examples.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class State:
 @dataclass(frozen=True)
 class FedSoft(Algorithm[State]):
     """A personal model per client, and S centers made of the clients' votes."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = "the mixture u_i, by which a client votes"
 
     clusters: int = 2  # S
     lambda_: Annotated[

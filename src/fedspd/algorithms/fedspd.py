@@ -12,7 +12,7 @@ Shapes: C clients, S clusters, K clusters that a client trains in a round (1, or
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,12 +44,16 @@ class State:
 class FedSPD(Algorithm[State]):
     """S centers and a mixture at every client; one center is trained and exchanged in a round."""
 
+    EXAMPLES_MEET: ClassVar[str | None] = None
+    HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True  # with selection = "uniform"
+
     clusters: int = 2  # S
     selection: Annotated[
         Literal["mixture", "uniform"],
         Field(
             description="How a client chooses its cluster: `mixture`, cluster s with probability "
-            "u_is; `uniform`, an even random split of the clients (the authors' code)."
+            "u_is; `uniform`, an even random split of the clients (the authors' code), whatever "
+            "their examples."
         ),
     ] = "mixture"
     first_round: Annotated[
@@ -95,6 +99,10 @@ class FedSPD(Algorithm[State]):
             description="The factor on the learning rate of the final phase every 3 epochs.",
         ),
     ] = 0.8
+
+    def local_updates(self, round: int) -> int:
+        is_first = self.first_round == "all" and round == self.warmup + 1
+        return self.clusters if is_first else 1
 
     def check_learner(self, learner: Learner) -> None:
         check_score(self.score, "fedspd", learner)
@@ -152,31 +160,20 @@ class FedSPD(Algorithm[State]):
             own_CSP = put(old_CSP, chosen_CK, neighbourhood.own_models())
             state = align(learner, state, own_CSP, neighbourhood)
         # Step 4: data clustering.
-        return cluster_examples(learner, state, data, self.score)
+        return self._cluster_examples(learner, state, data)
 
     def choose(self, state: State, data: Block, key: Key) -> Tensor:
-        """Return chosen_CK: one cluster, drawn with probability u_is."""
+        """Return chosen_CK: one cluster, with probability u_is or by a split of the network."""
         if self.first_round == "all" and key.round == self.warmup + 1:
             return torch.arange(self.clusters).repeat(len(data), 1)
-        chance_CS = state.mixture_CS
-        if self.selection == "uniform":
-            chance_CS = self._evenly_split(chance_CS, data, key)
+        if self.selection == "uniform":  # all clients compute the same even split of the network
+            order_N = torch.randperm(data.network_size, generator=key.of("split").torch())
+            return (order_N % self.clusters)[torch.tensor(data.clients)][:, None]
         draws = [
             torch.multinomial(u, 1, generator=key.of(i, "select").torch())
-            for i, u in zip(data.clients, chance_CS, strict=True)
+            for i, u in zip(data.clients, state.mixture_CS, strict=True)
         ]
         return torch.stack(draws)
-
-    def _evenly_split(self, mixture_CS: Tensor, data: Block, key: Key) -> Tensor:
-        """Return a certain cluster for every client that has a share of the one it is split into.
-
-        All clients compute the same even split of the network.
-        """
-        order_N = torch.randperm(data.network_size, generator=key.of("split").torch())
-        cluster_C = (order_N % self.clusters)[torch.tensor(data.clients)]
-        has_share_C1 = mixture_CS.gather(1, cluster_C[:, None]) > 0
-        certain_CS = torch.nn.functional.one_hot(cluster_C, self.clusters).to(mixture_CS)
-        return torch.where(has_share_C1, certain_CS, mixture_CS)
 
     def local_update(
         self, learner: Learner, state: State, data: Block, chosen_CK: Tensor, key: Key
@@ -224,12 +221,15 @@ class FedSPD(Algorithm[State]):
     def join(self, learner: Learner, data: Block, neighbourhood: Neighbourhood, key: Key) -> State:
         first = self.begin(learner, data, key)
         centers_CSP = neighbourhood.average_centers(first.centers_CSP)
-        return cluster_examples(
-            learner,
-            replace(first, centers_CSP=centers_CSP, trained_CS=torch.ones_like(first.trained_CS)),
-            data,
-            self.score,
-        )
+        all_CS = torch.ones_like(first.trained_CS)
+        state = replace(first, centers_CSP=centers_CSP, trained_CS=all_CS)
+        return self._cluster_examples(learner, state, data)
+
+    def _cluster_examples(self, learner: Learner, state: State, data: Block) -> State:
+        """Step 4; examples wait for all clusters that the client may choose to be trained."""
+        is_uniform = self.selection == "uniform"
+        choosable_CS = torch.ones_like(state.trained_CS) if is_uniform else None
+        return cluster_examples(learner, state, data, self.score, choosable_CS)
 
     def _warmup_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Train one shared model by FedAvg, and copy it to all S centers."""
@@ -265,15 +265,25 @@ def shares(assignment_CE: Tensor, clusters: int) -> Tensor:
     return kept_CS / kept_CS.sum(1, keepdim=True)
 
 
-def cluster_examples(learner: Learner, state: State, data: Block, score: Score = "loss") -> State:
-    """Assign every example to the center with the least loss; ties go to the lowest label."""
+def cluster_examples(
+    learner: Learner,
+    state: State,
+    data: Block,
+    score: Score = "loss",
+    choosable_CS: Tensor | None = None,
+) -> State:
+    """Assign every example to the center with the least loss; ties go to the lowest label.
+
+    choosable_CS   the clusters that the client may choose; None: those with a share
+    """
+    choosable_CS = state.mixture_CS > 0 if choosable_CS is None else choosable_CS
     losses_CSE = learner.losses(state.centers_CSP, data).nan_to_num(nan=torch.inf, posinf=torch.inf)
     score_CSE = scored(score, losses_CSE, learner, state.centers_CSP, data)
     score_CSE = score_CSE.nan_to_num(nan=torch.inf, posinf=torch.inf)
     best_CE = torch.where(data.present_CE, score_CSE.argmin(1), -1)
     # A first draw explains nothing, so examples stay where they are until every cluster that the
     # client can choose has been trained.
-    ready_C1 = (state.trained_CS | (state.mixture_CS == 0)).all(1, keepdim=True)
+    ready_C1 = (state.trained_CS | ~choosable_CS).all(1, keepdim=True)
     assignment_CE = torch.where(ready_C1, best_CE, state.assignment_CE)
     own_CE = losses_CSE.gather(1, assignment_CE.clamp(min=0)[:, None])[:, 0]
     loss_C = torch.where(data.present_CE, own_CE, 0.0).sum(1) / data.counts_C

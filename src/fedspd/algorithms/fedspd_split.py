@@ -79,6 +79,7 @@ class FedSPDSplit(Algorithm[State]):
 
     NEEDS_EXAMPLES: ClassVar[bool] = False
     CHOOSES_CLUSTERS: ClassVar[bool] = True
+    EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
     max_clusters: Annotated[
@@ -100,6 +101,9 @@ class FedSPDSplit(Algorithm[State]):
     def offer_limit(self) -> int:
         """V and every D_s."""
         return 1 + self.cluster_limit
+
+    def shared_means(self, round: int) -> int:
+        return int(round > self.warmup)
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -180,7 +184,7 @@ class FedSPDSplit(Algorithm[State]):
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Step 3: train all heads, each example weighted by how likely its cluster is."""
         r_CSE = posterior(state, data)
-        state = replace(state, mixture_CS=shares(r_CSE, state, data))
+        state = replace(state, mixture_CS=shares(learner, r_CSE, state, data, key.of("mixture")))
         trained = self._train(learner, state, data, key.of("train", 0), weight_CSE=r_CSE)
         cut = learner.cut
         body_CB = yield from self._exchange_body(cut, trained.model_CP, state, data, key)
@@ -193,7 +197,8 @@ class FedSPDSplit(Algorithm[State]):
             clusters_C=found.clusters_C,
             labelling_C=found.labelling_C,
         )
-        return fit_mixture(learner, state, data, found.has_joined_C.nonzero()[:, 0].tolist())
+        joined_rows = found.has_joined_C.nonzero()[:, 0].tolist()
+        return fit_mixture(learner, state, data, joined_rows, key.of("joined"))
 
     def _train(
         self,
@@ -322,7 +327,7 @@ class FedSPDSplit(Algorithm[State]):
             clusters_C=shared_CX[:, P + size].round().clamp(1, self.cluster_limit).long(),
             labelling_C=torch.where(mean.received_CM[:, 0], best_C, first.labelling_C),
         )
-        return fit_mixture(learner, state, data, list(range(len(data))))
+        return fit_mixture(learner, state, data, list(range(len(data))), key.of("joined"))
 
     def _log_prior(self, y: Tensor, classes: int) -> Tensor:
         """log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
@@ -342,7 +347,7 @@ def prior_strength(count_K: Tensor) -> float:
     return float(grid[fit_G.argmax()])
 
 
-def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int]) -> State:
+def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int], key: Key) -> State:
     """Return the state with the mixture of some clients fitted to their own examples, by EM."""
     if not rows:
         return state
@@ -350,8 +355,9 @@ def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int]) ->
     is_used_CS = torch.arange(own.mixture_CS.shape[1]) < own.clusters_C[:, None]
     own = replace(own, mixture_CS=is_used_CS.double() / own.clusters_C[:, None])
     own = with_losses(learner, own, block)
-    for _ in range(NEWCOMER_STEPS):
-        own = replace(own, mixture_CS=shares(posterior(own, block), own, block))
+    for step in range(NEWCOMER_STEPS):
+        r_CSE = posterior(own, block)
+        own = replace(own, mixture_CS=shares(learner, r_CSE, own, block, key.of(step)))
     own = with_losses(learner, own, block)
     tables = {field.name: getattr(state, field.name).clone() for field in fields(State)}
     for name, table in tables.items():
@@ -405,9 +411,9 @@ def posterior(state: State, data: Block) -> Tensor:
     return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
 
 
-def shares(r_CSE: Tensor, state: State, data: Block) -> Tensor:
+def shares(learner: Learner, r_CSE: Tensor, state: State, data: Block, key: Key) -> Tensor:
     """u_is = mean of r plus a little, over the clusters that are in use."""
-    mean_CS = r_CSE.sum(2) / data.counts_C[:, None]
+    mean_CS = learner.mean_shares(r_CSE, state.mixture_CS, data, key)
     more_CS = torch.where(state.mixture_CS > 0, mean_CS + LEAST_SHARE, 0.0)
     return more_CS / more_CS.sum(1, keepdim=True)
 

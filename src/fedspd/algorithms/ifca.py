@@ -8,6 +8,7 @@ Shapes: C clients, S clusters, P parameters of a model, E examples.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class State:
 @dataclass(frozen=True)
 class IFCA(Algorithm[State]):
     """S centers, of which every client chooses one in each round."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = "the choice of a cluster by the mean loss of all examples"
 
     clusters: int = 2  # S
 

@@ -5,6 +5,7 @@ Shapes: C clients, P parameters of a model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ class State:
 @dataclass(frozen=True)
 class Local(Algorithm[State]):
     """Local-only training."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = None
+    HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
 
     clusters: int = 1
 

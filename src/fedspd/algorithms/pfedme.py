@@ -9,7 +9,7 @@ Shapes: C clients, P parameters of a model, E examples.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -33,6 +33,8 @@ class State:
 @dataclass(frozen=True)
 class PFedMe(Algorithm[State]):
     """A shared model w and a personal model theta at every client."""
+
+    EXAMPLES_MEET: ClassVar[str | None] = "the batches, which the method draws itself"
 
     clusters: int = 1
     K: Annotated[int, Field(ge=1, description="The gradient steps on theta per batch.")] = 5

@@ -60,6 +60,8 @@ class RunProgress(Callback):
 
     def on_start(self, event: Json) -> None:
         self.rounds, self.method = event["rounds"], event["method"]
+        for sentence in event.get("privacy", ()) if self.task is None else ():
+            _print_line(sentence)
         if self.task is None:
             self.task = self.bar.add_task(self.method, total=self.rounds, score="")
         self._update(event)

@@ -13,6 +13,7 @@ from fedspd.core.options import Options
 from fedspd.core.precision import Precision
 from fedspd.data.options import DataOptions
 from fedspd.models import ModelOptions
+from fedspd.privacy.options import PrivacyOptions
 from fedspd.topology import TopologyOptions
 
 Config = TypeVar("Config", bound=Options)
@@ -110,4 +111,5 @@ class ExperimentConfig(Options):
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()
     exchange: ExchangeOptions = ExchangeOptions()
+    privacy: PrivacyOptions = PrivacyOptions()
     options: CustomMethodOptions = CustomMethodOptions()

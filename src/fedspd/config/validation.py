@@ -12,6 +12,7 @@ from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.imports import load_object
 from fedspd.core.options import Options
+from fedspd.privacy.checks import check_method, private_tables
 
 DEFAULT_CLUSTERS = 2  # of a method that does not find their number
 
@@ -24,6 +25,7 @@ def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
         raise ConfigError(error_message(error, ExperimentConfig)) from None
     clusters_of(config)
     _check_types(config)
+    config = _protected(config, tree)
     if config.method in METHODS:
         return config
     options = _custom_options(config).model_dump(exclude_none=True, by_alias=True)
@@ -39,6 +41,24 @@ def _check_types(config: ExperimentConfig) -> None:
                 f"{key} = '{value}': not with dtype = 'float64'; expected float32. "
                 "Set dtype = 'float32' or leave this key out."
             )
+
+
+def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentConfig:
+    """Return the config with the options that privacy needs, if it is on."""
+    config.privacy.check()
+    if not config.privacy.is_on:
+        return config
+    check_method(config.method, method_class(config))
+    if config.precision != "float32":
+        raise ConfigError(
+            f"precision = '{config.precision}': not with privacy, which trains example by example; "
+            "expected float32. Leave this key out."
+        )
+    tables = {
+        method: getattr(config, method).model_copy(update=options)
+        for method, options in private_tables(tree).items()
+    }
+    return config.model_copy(update=tables)
 
 
 def method_class(config: ExperimentConfig) -> type[Any]:

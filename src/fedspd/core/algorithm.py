@@ -57,6 +57,11 @@ class Algorithm(ABC, Generic[State]):
 
     NEEDS_EXAMPLES: ClassVar[bool] = True  # whether a client needs an example for every cluster
     CHOOSES_CLUSTERS: ClassVar[bool] = False  # whether clusters = 0 lets the method find S
+    # What a client trains by, or sends, that depends on several of its examples at once, other than
+    # by `learner.train` and `learner.mean_shares`. None: there is no such thing.
+    EXAMPLES_MEET: ClassVar[str | None] = "its rounds: it does not set EXAMPLES_MEET = None"
+    # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
+    HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False
 
     clusters: int
 
@@ -69,6 +74,14 @@ class Algorithm(ABC, Generic[State]):
     def offer_limit(self) -> int:
         """The most models that a client offers in one exchange; each cluster is below it."""
         return self.cluster_limit
+
+    def local_updates(self, round: int) -> int:
+        """Return how often a client trains in a round: the calls of `learner.train`."""
+        return 1
+
+    def shared_means(self, round: int) -> int:
+        """Return how often a client takes `learner.mean_shares` in a round."""
+        return 0
 
     def check_learner(self, learner: Learner) -> None:
         """Raise ConfigError if the method cannot train this model or task; by default it can.

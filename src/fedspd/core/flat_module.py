@@ -99,6 +99,24 @@ class FlatModule:
             return piece.view(out, height, width, into).permute(0, 3, 1, 2)
         return piece.view(like.shape)
 
+    def tensors(self, weights_W: Tensor, rest_Q: Tensor) -> dict[str, Tensor]:
+        """Return one model by tensor name, from its trained and its other parameters.
+
+        Buffers are copies, as a pass may write into them.
+        """
+        W = len(weights_W)
+        tensors = {
+            slot.name: self.view(weights_W, slot.start, slot.view)
+            if slot.start < W
+            else self.view(rest_Q, slot.start - W, slot.view)
+            for slot in self.parameter_slots
+        }
+        for slot in self.buffer_slots:
+            start = slot.start - W
+            value = rest_Q[start : start + slot.view.numel()].view(slot.view.shape)
+            tensors[slot.name] = value.round().long() if slot.is_integer else value.clone()
+        return tensors
+
     def load(self, model_P: Tensor) -> None:
         """Make the module this model."""
         self.flat.copy_(model_P)

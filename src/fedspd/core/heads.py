@@ -18,6 +18,7 @@ from fedspd.core.cut import find_head
 from fedspd.core.flat_module import Factory
 from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss
+from fedspd.core.mechanism import Mechanism
 from fedspd.core.stacked_layers import AddHeadAxis, StackedHeads, StackedLayer, StackedPrior
 from fedspd.core.stacker import Stacker
 
@@ -151,6 +152,11 @@ class SplitLearner(Learner):
             precision=plain.precision,
         )
         self.effort, self.example_loss = plain.effort, plain.loss
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """The plain learner's, which may be switched off there."""
+        return self.plain.mechanism
 
     @property
     def head_slices(self) -> list[slice]:

@@ -6,7 +6,7 @@ are trained, then frozen parameters and buffers, which count as parameters every
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +20,7 @@ from fedspd.core.keys import Key
 from fedspd.core.losses import Loss, Objective, weighted_loss
 from fedspd.core.losses import cross_entropy as cross_entropy
 from fedspd.core.losses import squared_error as squared_error
+from fedspd.core.mechanism import Mechanism, Release
 from fedspd.core.precision import Precision, forward_precision
 from fedspd.core.sgd import Descent, Optimizer, Scale
 
@@ -45,6 +46,8 @@ class LocalUpdate(NamedTuple):
     rates: Sequence[float]  # one for every epoch
     optimizer: Optimizer
     factor_W: Tensor | None = None  # on the rate of every parameter
+    examples: int = 0  # of the client, in all
+    rows: Tensor | None = None  # which of them these are; None: all
 
     def scale(self, rate: Scale) -> Scale:
         """Return the rate of every parameter, or one rate if they all have the same."""
@@ -53,10 +56,11 @@ class LocalUpdate(NamedTuple):
 
 @dataclass
 class Effort:
-    """The seconds by step, and the gradient steps, of a learner."""
+    """The seconds by step, the gradient steps, and each client's releases, of a learner."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: int = 0
+    releases: dict[int, list[Release]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Learner(FlatModule):
@@ -66,6 +70,7 @@ class Learner(FlatModule):
     loss        of outputs and targets; example_loss is that of one head
     effort      seconds and gradient steps since the counters were last reset
     precision   of the forward and backward passes of local training
+    mechanism   what protects the examples in local updates; None: nothing
     """
 
     def __init__(
@@ -77,8 +82,10 @@ class Learner(FlatModule):
         dtype: torch.dtype = torch.float32,
         head: str | None = None,
         precision: Precision = "float32",
+        mechanism: Mechanism | None = None,
     ) -> None:
         super().__init__(factory, device, dtype, head)
+        self._mechanism = mechanism
         self.training = training or TrainingOptions()
         self.loss = self.example_loss = loss
         self.precision = precision
@@ -94,6 +101,20 @@ class Learner(FlatModule):
     def steps(self) -> int:
         """Gradient steps since the counter was last reset."""
         return self.effort.steps
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What protects the examples in local updates; None: nothing."""
+        return self._mechanism
+
+    @contextmanager
+    def unprotected(self) -> Iterator[None]:
+        """Train without the mechanism: the result must stay at the client."""
+        before, self._mechanism = self._mechanism, None
+        try:
+            yield
+        finally:
+            self._mechanism = before
 
     @property
     def classifies(self) -> bool:
@@ -157,26 +178,44 @@ class Learner(FlatModule):
 
         def update_of(c: int) -> LocalUpdate:
             count = len(data.y[c])
-            rows = slice(count) if only_CE is None else only_CE[c, :count].nonzero()[:, 0]
+            chosen = None if only_CE is None else only_CE[c, :count].nonzero()[:, 0]
+            rows = slice(count) if chosen is None else chosen
             weight = None if weight_CE is None else weight_CE[c, rows].to(self.dtype)
             anchor, pull = None, 0.0
             if anchor_CP is not None and pull_C is not None:
                 anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
             x, y = data.x[c][rows], data.y[c][rows]
-            return LocalUpdate(x, y, weight, objective, anchor, pull, rates, optimizer, factor_W)
+            about = rates, optimizer, factor_W, count, chosen
+            return LocalUpdate(x, y, weight, objective, anchor, pull, *about)
 
         with self.timed("train"), one_thread():
-            if self.vmap_trainer is not None:
-                updates = [update_of(c) for c in range(len(data))]
-                return self._train_vmapped(self.vmap_trainer, model_CP, updates, data.clients, key)
-            if self.stacked_trainer is not None:
-                updates = [update_of(c) for c in range(len(data))]
-                keys = [key.of(client) for client in data.clients]
-                return self.stacked_trainer.train(model_CP, updates, keys)
-            trained_CP = torch.empty(model_CP.shape, dtype=self.dtype, device=self.device)
-            for c, client in enumerate(data.clients):
-                trained_CP[c] = self._train_client(model_CP[c], update_of(c), key.of(client))
+            updates = map(update_of, range(len(data)))
+            if self.mechanism is not None:
+                return self.mechanism.train(self, model_CP, list(updates), data.clients, key)
+            return self.train_plainly(model_CP, updates, data.clients, key)
+
+    def train_plainly(
+        self, model_CP: Tensor, updates: Iterable[LocalUpdate], clients: Sequence[int], key: Key
+    ) -> Tensor:
+        """Return every client's model after its local update, without a mechanism."""
+        if self.vmap_trainer is not None:
+            return self._train_vmapped(self.vmap_trainer, model_CP, list(updates), clients, key)
+        if self.stacked_trainer is not None:
+            keys = [key.of(client) for client in clients]
+            return self.stacked_trainer.train(model_CP, list(updates), keys)
+        trained_CP = torch.empty(model_CP.shape, dtype=self.dtype, device=self.device)
+        for c, (client, update) in enumerate(zip(clients, updates, strict=True)):
+            trained_CP[c] = self._train_client(model_CP[c], update, key.of(client))
         return trained_CP
+
+    def mean_shares(self, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key) -> Tensor:
+        """Return share_CS, the mean over each client's examples of shares that sum to 1.
+
+        before_CS is what a mechanism may return that cannot afford a new mean.
+        """
+        if self.mechanism is not None:
+            return self.mechanism.mean_shares(self, share_CSE, before_CS, data, key)
+        return share_CSE.sum(2) / data.counts_C[:, None]
 
     def _train_vmapped(
         self,

@@ -100,28 +100,13 @@ class VmapTrainer:
         weight_B: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean to minimise, and the rest of the vector with the buffers after it."""
-        tensors = self._tensors(weights_W, rest_Q)
+        tensors = self.learner.tensors(weights_W, rest_Q)
         loss_B = self.learner.loss(functional_call(self.learner.module, tensors, (x_B,)), y_B)
         frozen_Q = rest_Q[: len(rest_Q) - self.buffer_size]
         buffers = [
             tensors[slot.name].reshape(-1).to(rest_Q.dtype) for slot in self.learner.buffer_slots
         ]
         return objective(loss_B, weight_B).mean(), torch.cat([frozen_Q, *buffers])
-
-    def _tensors(self, weights_W: Tensor, rest_Q: Tensor) -> dict[str, Tensor]:
-        """Return one model by tensor name. Buffers are copies, as a pass may write into them."""
-        view, W = self.learner.view, len(weights_W)
-        tensors = {
-            slot.name: view(weights_W, slot.start, slot.view)
-            if slot.start < W
-            else view(rest_Q, slot.start - W, slot.view)
-            for slot in self.learner.parameter_slots
-        }
-        for slot in self.learner.buffer_slots:
-            start = slot.start - W
-            value = rest_Q[start : start + slot.view.numel()].view(slot.view.shape)
-            tensors[slot.name] = value.round().long() if slot.is_integer else value.clone()
-        return tensors
 
     @torch.no_grad()
     def losses(self, model_CSP: Tensor, data: Block, batch: int) -> Tensor:
@@ -145,7 +130,9 @@ class VmapTrainer:
         return losses_CSE
 
     def _losses(self, model_P: Tensor, x_B: Tensor, y_B: Tensor) -> Tensor:
-        tensors = self._tensors(model_P[: self.learner.weights], model_P[self.learner.weights :])
+        tensors = self.learner.tensors(
+            model_P[: self.learner.weights], model_P[self.learner.weights :]
+        )
         return self.learner.loss(functional_call(self.learner.module, tensors, (x_B,)), y_B)
 
 

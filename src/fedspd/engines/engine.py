@@ -15,6 +15,7 @@ from fedspd.core.errors import FedspdError, WorkerError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import Traffic, traffic
+from fedspd.core.mechanism import Release
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.measures import Measures
@@ -38,11 +39,13 @@ class RoundReport:
     traffic   what each exchange sent
     seconds   by step, of the slowest block; "total" is the time that passed
     steps     gradient steps of all clients
+    releases  what each client released of its examples, if they are private
     """
 
     traffic: list[Traffic]
     seconds: dict[str, float]
     steps: int
+    releases: dict[int, list[Release]]
 
 
 class Engine(ABC):
@@ -101,7 +104,11 @@ class Engine(ABC):
         seconds, steps = zip(*self._all(BlockRunner.take_counters), strict=True)
         names = sorted({name for block in seconds for name in block})
         slowest = {name: max(block.get(name, 0.0) for block in seconds) for name in names}
-        return RoundReport(sent, {**slowest, "total": total}, sum(steps))
+        releases: dict[int, list[Release]] = {}
+        if self.plan.learner.mechanism is not None:
+            for own in self._all(BlockRunner.take_releases):
+                releases |= own
+        return RoundReport(sent, {**slowest, "total": total}, sum(steps), releases)
 
     @abstractmethod
     def share(self) -> Exchange:

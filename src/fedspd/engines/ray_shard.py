@@ -196,6 +196,7 @@ class PlanPayload:
                 old.dtype,
                 old.head,
                 old.precision,
+                old.mechanism,
             ),
             StackedBlock.of(plan.train),
             StackedBlock.of(plan.test),

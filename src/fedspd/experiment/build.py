@@ -22,6 +22,8 @@ from fedspd.core.precision import has_bfloat16
 from fedspd.data.custom import load_source
 from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.partitioning import federate
+from fedspd.privacy.budget import Budget, Schedule, plan_budget
+from fedspd.privacy.checks import check_model
 from fedspd.runtime.plan import GroundTruth, Plan
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -106,6 +108,16 @@ def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:
     return made
 
 
+def build_budget(config: ExperimentConfig) -> Budget | None:
+    """Return the privacy that the config asks for; it follows from nothing but the config."""
+    if not config.privacy.is_on:
+        return None
+    algorithm, examples = build_algorithm(config), config.data.examples
+    training = config.training.over(config.rounds)
+    schedule = Schedule.of(algorithm, training, config.rounds, examples)
+    return plan_budget(config.privacy, schedule)
+
+
 # ---- the learner
 
 
@@ -127,17 +139,21 @@ def build_learner(
     x, y = torch.zeros(2, *shape), None
     if examples is not None:
         x, y = examples[0][:2], examples[1][:2]
+    budget = build_budget(config)
     loss, device, dtype = _choose_loss(config, classes), device_of(config), config.dtype
     precision, head = config.precision, config.model.head
     if precision != "float32":
         _check_processor(config, device)
+    mechanism = None if budget is None else budget.mechanism
     training = config.training.over(config.rounds)
-    about = training, loss, device, getattr(torch, dtype), head, precision
+    about = training, loss, device, getattr(torch, dtype), head, precision, mechanism
     try:
         learner = Learner(factory, *about)
         _check_output(learner, x, y, classes, name)
         if precision != "float32":
             _check_precision(Learner(factory, *about), x, y, name)
+        if budget is not None:
+            check_model(learner, x)
         if head is not None or config.training.head_rate != 1:
             _ = learner.cut  # so that a head that does not exist is refused now
     except FedspdError:

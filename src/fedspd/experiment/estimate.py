@@ -23,6 +23,7 @@ from fedspd.core.ledger import SERVER, Traffic
 from fedspd.engines.engine import RoundReport
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
+from fedspd.privacy.mechanisms import DPSGD
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import Child, give_memory_back, peak_bytes, require_fork
 from fedspd.storage.atomic import Json
@@ -105,7 +106,10 @@ class IdleLearner(Learner):
         rates, only_CE = options.get("rates"), options.get("only_CE")
         count_C = data.counts_C if only_CE is None else only_CE.sum(1)
         epochs = len(self.training.rates(key.round) if rates is None else rates)
-        self.effort.steps += epochs * int((count_C / self.training.batch).ceil().sum())
+        batches_C = (count_C / self.training.batch).ceil()
+        if isinstance(self.mechanism, DPSGD):
+            batches_C = torch.full_like(batches_C, self.mechanism.update_release(1).times)
+        self.effort.steps += epochs * int(batches_C.sum())
         return model_CP.clone()
 
     def split(self, clusters: int) -> SplitLearner:

@@ -151,6 +151,7 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "purity": final.get("purity"),
         "adjusted_rand_index": final.get("adjusted_rand_index"),
         "consensus": final.get("consensus"),
+        **_privacy(rounds),
         **_totals(rounds, final),
         "alarms": final["alarms"],
         "hash": hashlib.sha256("".join(digests).encode()).hexdigest(),
@@ -181,6 +182,12 @@ def _distributions(run_folder: RunFolder, final: Json) -> Json | None:
         "worst": min(score for _, score in known),
         "smallest": min(known)[1],
     }
+
+
+def _privacy(rounds: list[Json]) -> Json:
+    """Return the largest epsilon of a client against all others; nothing without privacy."""
+    spent = rounds[-1].get("privacy")
+    return {} if spent is None else {"epsilon": max(spent["epsilon"])}
 
 
 def _totals(rounds: list[Json], final: Json) -> Json:

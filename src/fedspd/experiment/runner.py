@@ -17,11 +17,13 @@ from fedspd.core.errors import ConfigError, StorageError, WorkerError
 from fedspd.core.keys import Key
 from fedspd.engines import engine_factory
 from fedspd.engines.engine import BlockLostError, Engine
-from fedspd.experiment.build import Experiment, ModelFactory, build_experiment
+from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
 from fedspd.experiment.callbacks import Callback, Recorder, notify
 from fedspd.experiment.documents import about, check_same, documents
 from fedspd.experiment.events import metrics_fields, round_event, summary
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
+from fedspd.privacy.budget import delta_warning, describe
+from fedspd.privacy.ledger import RunLedger, round_entry
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
@@ -71,7 +73,8 @@ def run(
         followers = [Recorder(run_folder), *callbacks]
         try:
             with closing(make_engine(experiment.plan)) as made:
-                _Training(experiment, made, run_folder, followers).complete()
+                ledger = _new_ledger(experiment)
+                _Training(experiment, made, run_folder, followers, ledger).complete()
         finally:
             run_folder.unlock()
     return Result(folder, experiment, run_folder.read("result.json"), temporary)
@@ -118,6 +121,11 @@ def _start(folder: Path, experiment: Experiment) -> RunFolder:
     return run_folder
 
 
+def _new_ledger(experiment: Experiment) -> RunLedger | None:
+    privacy = experiment.config.privacy
+    return RunLedger(experiment.plan.clients, privacy.delta) if privacy.is_on else None
+
+
 # ---- training
 
 
@@ -129,12 +137,15 @@ class _Training:
     engine: Engine
     run_folder: RunFolder
     callbacks: Sequence[Callback]
+    ledger: RunLedger | None = None  # where examples are private
 
     def complete(self) -> None:
         """Train to the end; go back to the last checkpoint whenever a block is lost."""
         config, warnings = self.experiment.config, self._warnings()
         start: Json = {"event": "start", "rounds": config.rounds, "method": config.method}
         start |= {"alarms": warnings} if warnings else {}
+        if (budget := build_budget(config)) is not None:
+            start["privacy"] = describe(budget)
         done, losses = -1, 0
         while True:
             try:
@@ -157,11 +168,17 @@ class _Training:
         if latest is None:
             self.run_folder.rewind(0)
             self.engine.begin()
+            self._restore_ledger()
             return 0
         folder, content = latest
         self.engine.load(folder)
         self.run_folder.rewind(content["events"])
+        self._restore_ledger()
         return int(content["round"])
+
+    def _restore_ledger(self) -> None:
+        if self.ledger is not None:
+            self.ledger.restore(self.run_folder.events())
 
     def _complete_from(self, done: int) -> None:
         if done <= self.experiment.config.rounds:
@@ -191,6 +208,10 @@ class _Training:
         measures = self.engine.measure() if is_evaluated else None
         rate = self.experiment.plan.learner.training.rate(t)
         event = round_event(t, rate, report, measures)
+        if self.ledger is not None:
+            is_public = self.experiment.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS
+            entry = round_entry(report.releases, report.traffic, graph, is_public)
+            event["privacy"] = self.ledger.add_round(entry)
         if config.topology.remove:
             event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
         return event
@@ -205,7 +226,11 @@ class _Training:
         self._save(t)
 
     def _warnings(self) -> list[str]:
-        return self.experiment.plan.algorithm.warnings(self.experiment.config.rounds)
+        plan, config = self.experiment.plan, self.experiment.config
+        found = plan.algorithm.warnings(config.rounds)
+        if config.privacy.is_on:
+            found = [*found, *delta_warning(config.privacy, int(plan.train.counts_C.min()))]
+        return found
 
     def _newcomers(self, t: int) -> Json:
         """Return the scores, the traffic and the edges of the newcomers."""

@@ -26,32 +26,39 @@ class PaperCNN(nn.Sequential):
 class CifarCNN(nn.Sequential):
     """The paper's CNN for CIFAR; small: a quarter of the channels and of the dense widths."""
 
-    def __init__(self, shape: tuple[int, ...], outputs: int, small: bool = False) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], outputs: int, small: bool = False, norm: str = "batch"
+    ) -> None:
         channels, height, width = shapes.image_shape(shape, "cifar-cnn", smallest=4)
         low, high, wide, narrow = (32, 64, 256, 128) if small else (128, 256, 1024, 512)
         super().__init__(
-            *_stage(channels, low, 5),
-            *_stage(low, high, 3),
+            *_stage(channels, low, 5, norm),
+            *_stage(low, high, 3, norm),
             nn.Flatten(),
-            *(*_dense(high * (height // 4) * (width // 4), wide), Dropout(0.5)),
-            *(*_dense(wide, narrow), Dropout(0.5)),
+            *(*_dense(high * (height // 4) * (width // 4), wide, norm), Dropout(0.5)),
+            *(*_dense(wide, narrow, norm), Dropout(0.5)),
             nn.Linear(narrow, outputs),
         )
 
+
+GROUPS = 8  # of GroupNorm; every width is a multiple of it
 
 # ReLU after pooling equals ReLU before pooling, bit for bit, on a quarter of the values.
 # There is no bias before BatchNorm, which would subtract it: it would be sent but never learn.
 
 
-def _stage(inputs: int, outputs: int, kernel: int) -> tuple[nn.Module, ...]:
-    first, second = _conv(inputs, outputs, kernel), _conv(outputs, outputs, kernel)
+def _stage(inputs: int, outputs: int, kernel: int, norm: str) -> tuple[nn.Module, ...]:
+    first, second = _conv(inputs, outputs, kernel, norm), _conv(outputs, outputs, kernel, norm)
     return *first, nn.ReLU(), *second, nn.MaxPool2d(2), nn.ReLU(), Dropout(0.25)
 
 
-def _conv(inputs: int, outputs: int, kernel: int) -> tuple[nn.Module, ...]:
+def _conv(inputs: int, outputs: int, kernel: int, norm: str) -> tuple[nn.Module, ...]:
     convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+    if norm == "group":
+        return convolution, nn.GroupNorm(GROUPS, outputs)
     return convolution, nn.BatchNorm2d(outputs)
 
 
-def _dense(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    return nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()
+def _dense(inputs: int, outputs: int, norm: str) -> tuple[nn.Module, ...]:
+    scaled = nn.GroupNorm(GROUPS, outputs) if norm == "group" else nn.BatchNorm1d(outputs)
+    return nn.Linear(inputs, outputs, bias=False), scaled, nn.ReLU()

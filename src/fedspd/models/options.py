@@ -1,5 +1,7 @@
 """The options of a model."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from fedspd.core.options import Options
@@ -26,6 +28,11 @@ class ModelOptions(Options):
     )
     small: bool = Field(
         False, description="Only for `cifar-cnn`: a quarter of the channels and dense units."
+    )
+    norm: Literal["batch", "group"] = Field(
+        "batch",
+        description="Only for `cifar-cnn`: BatchNorm, as in the paper, or GroupNorm, which sees "
+        "one example at a time and so may be trained with privacy.",
     )
     hidden: int = Field(64, ge=1, description="Only for `mlp`: the width of the hidden layer.")
     head: str | None = Field(

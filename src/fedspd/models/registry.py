@@ -25,7 +25,7 @@ def build_model(options: ModelOptions, shape: tuple[int, ...], classes: int) -> 
         return _custom_model(name, shape, classes)
     factories: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
         "cnn": PaperCNN,
-        "cifar-cnn": partial(CifarCNN, small=options.small),
+        "cifar-cnn": partial(CifarCNN, small=options.small, norm=options.norm),
         "mobilenet-v2": MobileNetV2,
         "mlp": partial(MLP, hidden=options.hidden),
         "linear": Linear,
@@ -41,7 +41,7 @@ def _check_options(options: ModelOptions, name: str) -> None:
             f"model.name = '{name}': unknown model; {nearest(name, MODELS)} "
             "A custom model is 'module:function'."
         )
-    for option, owner in (("small", "cifar-cnn"), ("hidden", "mlp")):
+    for option, owner in (("small", "cifar-cnn"), ("norm", "cifar-cnn"), ("hidden", "mlp")):
         value = getattr(options, option)
         if value != ModelOptions.model_fields[option].default and name != owner:
             raise ConfigError(

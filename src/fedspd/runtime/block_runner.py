@@ -20,6 +20,7 @@ from fedspd.core.contract import (
     check_state,
 )
 from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.mechanism import Release
 from fedspd.core.metrics import CenterMoments
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
@@ -81,6 +82,7 @@ class BlockRunner:
             self.state, self._round, self._exchange = self._checked("round", end.value), None, None
             return None
         offered = check_exchange(self.plan.algorithm, asked, self.plan.clients)
+        offered = self._without_counts(offered)
         self._exchange = self.plan.exchange.round(offered)  # once, for every engine and peer
         return Announcements.of(self._exchange)
 
@@ -88,8 +90,15 @@ class BlockRunner:
         """Offer what newcomers may have, as an exchange that is never answered."""
         cluster_CK, model_CKP = self.plan.algorithm.share(self.state)
         weight_CK = self.plan.train.counts_C[:, None].expand_as(cluster_CK)
-        self._exchange = Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK)
+        offered = Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK)
+        self._exchange = self._without_counts(offered)
         return Announcements.of(self._exchange)
+
+    def _without_counts(self, exchange: Exchange) -> Exchange:
+        """Return the exchange with weights of 1 if examples are private: no count is sent."""
+        if self.plan.learner.mechanism is None:
+            return exchange
+        return dataclasses.replace(exchange, weight_CK=torch.ones_like(exchange.weight_CK))
 
     @property
     def exchange(self) -> Exchange:
@@ -100,7 +109,8 @@ class BlockRunner:
     def finish(self, round: int) -> None:
         """Take the state after the final phase."""
         plan = self.plan
-        state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
+        with plan.learner.unprotected():  # the result stays at the client
+            state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
         self.state = check_state(plan.algorithm, "finish", state, plan.clients)
 
     def _checked(self, step: str, state: Any) -> Any:
@@ -181,6 +191,13 @@ class BlockRunner:
         effort.seconds.clear()
         effort.steps = 0
         return counters
+
+    def take_releases(self) -> dict[int, list[Release]]:
+        """Return what each client released of its examples since the last call."""
+        releases = self.plan.learner.effort.releases
+        taken = dict(releases)
+        releases.clear()
+        return taken
 
     def digests(self) -> list[str]:
         """Return a hash of every client's state."""

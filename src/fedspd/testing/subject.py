@@ -5,6 +5,7 @@ Shapes: E examples, C clients.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
 from fedspd.core.losses import cross_entropy, squared_error
+from fedspd.core.mechanism import Mechanism
 from fedspd.engines.simulator import Simulator
 from fedspd.runtime.plan import Plan
 
@@ -29,11 +31,15 @@ ROUNDS = 4  # of a reference run
 
 @dataclass(frozen=True)
 class Subject:
-    """A method under test: its class, the number of clusters and its other options."""
+    """A method under test: its class, the number of clusters and its other options.
+
+    With a mechanism, which protects the examples, the classifier has no BatchNorm.
+    """
 
     method: Callable[..., AnyAlgorithm]
     clusters: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
+    mechanism: Mechanism | None = None
     _references: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -69,7 +75,8 @@ class Subject:
         truth = [np.arange(count) % 2 for count in counts]
         algorithm = self.algorithm(**changes)
         test_truth = [np.arange(3) % 2 for _ in counts]
-        return Plan(algorithm, make_learner(task), train, test, truth, 2, Key(seed), test_truth)
+        learner = make_learner(task, self.mechanism)
+        return Plan(algorithm, learner, train, test, truth, 2, Key(seed), test_truth)
 
     def reference(self, task: str = "classes") -> list[str]:
         """Return the digests of the clients on a path after ROUNDS rounds and the final phase."""
@@ -116,19 +123,21 @@ def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:
     return replace(plan, train=train, test=test, truth=truth, test_truth=test_truth)
 
 
-def make_learner(task: str) -> Learner:
+def make_learner(task: str, mechanism: Mechanism | None = None) -> Learner:
     """Return a classifier with BatchNorm, or a dense regression in float64, both with dropout.
 
     The clients of a block train one after another with BatchNorm, and together without.
     """
     training = TrainingOptions(batch=4, epochs=2)
     if task == "classes":
-        return Learner(_classifier, training, cross_entropy)
-    return Learner(_regression, training, squared_error, dtype=torch.float64)
+        factory = _classifier if mechanism is None else partial(_classifier, nn.Identity)
+        return Learner(factory, training, cross_entropy, mechanism=mechanism)
+    dtype = torch.float64
+    return Learner(_regression, training, squared_error, dtype=dtype, mechanism=mechanism)
 
 
-def _classifier() -> nn.Module:
-    hidden = [nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3)]
+def _classifier(norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> nn.Module:
+    hidden = [nn.Linear(FEATURES, 6), norm(6), nn.ReLU(), nn.Dropout(0.3)]
     return nn.Sequential(*hidden, nn.Linear(6, CLASSES))
 
 

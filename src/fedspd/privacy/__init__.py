@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms, their cost, and who has received what."""

@@ -1,0 +1,66 @@
+"""Refusals: what cannot be private, in a sentence that says which part."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedspd.core.algorithm import AnyAlgorithm
+from fedspd.core.errors import ConfigError
+from fedspd.core.learner import Learner
+
+# The values of methods' options with which nothing unpaid is sent, and what others would tell.
+PRIVATE_OPTIONS: dict[str, dict[str, Any]] = {
+    "fedspd": {"selection": "uniform", "score": "loss"},
+    "fedspd-split": {"prior": False},
+}
+REASONS = {
+    "selection": "the choice of a cluster would tell what the examples are like",
+    "score": "an example's cluster would depend on the other examples",
+    "prior": "the label counts of a client would shape every gradient",
+}
+
+
+def private_tables(tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of methods that privacy needs; refuse others that were given."""
+    for method, options in PRIVATE_OPTIONS.items():
+        given = tree.get(method, {})
+        for name, value in options.items():
+            if name in given and given[name] != value:
+                raise ConfigError(
+                    f"{method}.{name} = {given[name]!r}: {REASONS[name]}; expected {value!r} with "
+                    "privacy. Leave it out."
+                )
+    return PRIVATE_OPTIONS
+
+
+def check_method(name: str, method: type[AnyAlgorithm]) -> None:
+    """Refuse a method that sends something unpaid."""
+    if method.EXAMPLES_MEET is not None:
+        raise ConfigError(
+            f"method = '{name}': privacy does not cover {method.EXAMPLES_MEET}; expected a method "
+            "that sees each example through its own gradient alone, such as fedspd-split, fedspd, "
+            "fedavg, fedper or local. Choose one of them, or leave out [privacy]."
+        )
+
+
+def check_model(learner: Learner, x: Tensor) -> None:
+    """Refuse a model in which examples meet, or whose buffers would carry them."""
+    batchnorm, instancenorm = nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
+    for name, layer in learner.module.named_modules():
+        if isinstance(layer, batchnorm) or (
+            isinstance(layer, instancenorm) and layer.track_running_stats
+        ):
+            raise ConfigError(
+                f"[privacy]: the model's layer '{name}' is a {type(layer).__name__}, in which "
+                "examples meet; expected layers that see one example at a time, such as GroupNorm. "
+                "With model.name = 'cifar-cnn', set model.norm = 'group'."
+            )
+    together = learner.outputs(learner.flat, x)
+    alone = torch.cat([learner.outputs(learner.flat, one) for one in x[:, None]])
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
+        raise ConfigError(
+            "[privacy]: the model's output for an example depends on the other examples of its "
+            "batch; expected a model that sees one example at a time."
+        )

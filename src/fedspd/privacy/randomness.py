@@ -1,0 +1,68 @@
+"""Where noise and samples come from: the seed of a simulation, or a secret of a node."""
+
+import hashlib
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from fedspd.core.keys import Key
+
+
+class Draws(ABC):
+    """A stream of random numbers."""
+
+    @abstractmethod
+    def uniform(self, count: int) -> Tensor:
+        """Return numbers from 0 to 1, in float64."""
+
+    @abstractmethod
+    def normal(self, count: int) -> Tensor:
+        """Return standard normal numbers, in float64."""
+
+
+class SeededDraws(Draws):
+    """Draws that follow from a key, so that a simulation can be repeated."""
+
+    def __init__(self, key: Key) -> None:
+        self._generator = key.torch()
+
+    def uniform(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self._generator, dtype=torch.double)
+
+    def normal(self, count: int) -> Tensor:
+        return torch.randn(count, generator=self._generator, dtype=torch.double)
+
+
+class SecretDraws(Draws):
+    """Draws that nobody can repeat without the secret: the output of SHAKE-256."""
+
+    def __init__(self, secret: bytes, key: Key) -> None:
+        names = repr((int(key.round), key.names)).encode()
+        self._seed, self._calls = hashlib.sha3_256(secret + names).digest(), 0
+
+    def uniform(self, count: int) -> Tensor:
+        self._calls += 1
+        stream = hashlib.shake_256(self._seed + self._calls.to_bytes(8, "little"))
+        bits = np.frombuffer(stream.digest(8 * count), "<u8") >> np.uint64(11)
+        return torch.from_numpy((bits + 0.5) * 2.0**-53)  # never 0 or 1
+
+    def normal(self, count: int) -> Tensor:
+        return torch.from_numpy(ndtri(self.uniform(count).numpy()))
+
+
+class Source:
+    """The draws of a mechanism.
+
+    secret   None in a simulation, whose draws follow from keys. A node sets it before each round:
+             the same secret is never used for two states, or the noise would cancel out.
+    """
+
+    def __init__(self) -> None:
+        self.secret: bytes | None = None
+
+    def draws(self, key: Key) -> Draws:
+        """Return the stream of a key."""
+        return SeededDraws(key) if self.secret is None else SecretDraws(self.secret, key)

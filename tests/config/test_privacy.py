@@ -1,0 +1,106 @@
+"""What [privacy] refuses, in a sentence."""
+
+import pytest
+
+from fedspd.config import as_dict, load, validate
+from fedspd.core.errors import ConfigError
+from fedspd.experiment.build import build_budget, build_experiment
+
+SMALL = {"clients": 3, "rounds": 2, "data": {"examples": 40}, "topology": {"kind": "ring"}}
+
+
+def refusal(**tree: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_experiment(validate({**SMALL, **tree}))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "part"),
+    [
+        ({"epsilon": 0.0}, "privacy.epsilon = 0.0"),
+        ({"epsilon": -1.0}, "privacy.epsilon = -1.0"),
+        ({"epsilon": 1.0, "delta": 0.0}, "privacy.delta = 0.0"),
+        ({"epsilon": 1.0, "delta": 1.0}, "privacy.delta = 1.0"),
+        ({"epsilon": 1.0, "noise": 1.0}, "expected one of them"),
+        ({"clip": 2.0}, "expected privacy.epsilon or privacy.noise beside it"),
+        ({"noise": 1.0, "rate": 1.5}, "privacy.rate = 1.5"),
+        ({"noise": 1.0, "mechanism": "nbafl"}, "follows from privacy.epsilon"),
+        ({"epsilon": 1.0, "mechanism": "nbafl", "unit": "client"}, "privacy.unit = 'client'"),
+        ({"epsilon": 1e-4}, "too small for 2 rounds"),
+    ],
+)
+def test_privacy_refuses_keys_that_make_no_sense(privacy, part):
+    assert part in refusal(privacy=privacy, method="fedavg")
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("fedem", "the mixture pi_i, which weighs every example"),
+        ("fedsoft", "the mixture u_i"),
+        ("ifca", "the choice of a cluster"),
+        ("facade", "the choice of a cluster"),
+        ("fedrep", "the halves of the examples"),
+        ("pfedme", "the batches"),
+    ],
+)
+def test_method_that_sends_something_unpaid_is_refused_by_its_part(method, part):
+    sentence = refusal(method=method, privacy={"noise": 1.0})
+    assert f"method = '{method}'" in sentence
+    assert part in sentence
+
+
+def test_model_with_batchnorm_is_refused_by_its_layer():
+    model = {"name": "cifar-cnn", "small": True}
+    sentence = refusal(method="fedavg", model=model, privacy={"noise": 1.0})
+    assert "layer '1' is a BatchNorm2d" in sentence
+    assert "model.norm = 'group'" in sentence
+    tree = {**SMALL, "method": "fedavg", "privacy": {"noise": 1.0}}
+    plan = build_experiment(validate({**tree, "model": {**model, "norm": "group"}})).plan
+    assert not plan.learner.norms
+
+
+def test_options_that_tell_about_the_examples_are_set_or_refused():
+    config = validate({"privacy": {"noise": 1.0}})
+    assert config.fedspd.selection == "uniform"
+    assert not getattr(config, "fedspd-split").prior
+    assert validate({}).fedspd.selection == "mixture"
+    assert "expected 'uniform' with privacy" in refusal(
+        method="fedspd", fedspd={"selection": "mixture"}, privacy={"noise": 1.0}
+    )
+    assert "expected False with privacy" in refusal(
+        **{"fedspd-split": {"prior": True}}, privacy={"noise": 1.0}
+    )
+
+
+def test_private_config_survives_its_file(tmp_path):
+    config = validate({**SMALL, "privacy": {"epsilon": 4.0, "delta": 1e-4}})
+    assert validate(as_dict(config)) == config
+
+
+def test_bfloat16_is_refused_with_privacy():
+    assert "not with privacy" in refusal(precision="bf16", privacy={"noise": 1.0})
+
+
+def test_rate_follows_from_public_numbers_alone():
+    tree = {**SMALL, "privacy": {"noise": 1.0}, "training": {"batch": 10}}
+    assert build_budget(validate(tree)).mechanism.rate == 0.25
+    assert build_budget(validate({**tree, "data": {}})).mechanism.rate == pytest.approx(10 / 300)
+    assert build_budget(validate({**tree, "data": {"examples": 4}})).mechanism.rate == 1.0
+    own = {**tree, "privacy": {"noise": 1.0, "rate": 0.05}}
+    assert build_budget(validate(own)).mechanism.rate == 0.05
+
+
+def test_noise_follows_from_the_budget():
+    tree = {**SMALL, "method": "fedavg", "privacy": {"epsilon": 4.0}}
+    budget = build_budget(validate(tree))
+    assert 3.99 < budget.epsilon_after(2) <= 4.0
+    again = {**tree, "privacy": {"noise": budget.mechanism.noise}}
+    assert build_budget(validate(again)).epsilon_after(2) == budget.epsilon_after(2)
+
+
+def test_config_without_privacy_has_no_budget(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("rounds = 3\n")
+    assert build_budget(load(path)) is None

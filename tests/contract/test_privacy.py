@@ -1,0 +1,119 @@
+"""Private methods keep the contract, send no count, and release what their plan says."""
+
+import pytest
+import torch
+
+from fedspd.algorithms import METHODS
+from fedspd.core.exchange import Neighbourhood
+from fedspd.core.ledger import NO_CLUSTER
+from fedspd.core.mechanism import Mechanism
+from fedspd.engines.simulator import Simulator
+from fedspd.privacy.budget import PlannedRound, Schedule, planned_releases
+from fedspd.privacy.mechanisms import DPSGD, NoisyUpdate
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.testing import CHECKS, Check, Subject
+from fedspd.testing.checks import check_engines_agree
+from fedspd.testing.subject import ROUNDS, path_graph
+
+MECHANISM = DPSGD.of(noise=0.7, clip=1.0, rate=0.5, epochs=2)
+OPTIONS = {
+    "fedspd-split": {"warmup": 1, "final_epochs": 1, "prior": False},
+    "fedspd": {"align_every": 2, "final_epochs": 1, "selection": "uniform"},
+    "fedavg": {"finetune": 1},
+}
+PRIVATE = [name for name, method in METHODS.items() if method.EXAMPLES_MEET is None]
+
+
+def subject_of(name: str, mechanism: Mechanism = MECHANISM) -> Subject:
+    return Subject(METHODS[name], 2, OPTIONS.get(name, {}), mechanism)
+
+
+SUBJECTS = {name: subject_of(name) for name in PRIVATE}
+
+
+def test_these_methods_can_be_private():
+    assert set(PRIVATE) == {"fedspd-split", "fedspd", "fedavg", "fedper", "local"}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_private_fedspd_keeps_the_contract(check: Check) -> None:
+    check(SUBJECTS["fedspd"])
+
+
+@pytest.mark.parametrize("name", ["fedspd-split"])
+def test_private_method_has_one_result_with_any_engine(name: str) -> None:
+    check_engines_agree(SUBJECTS[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PRIVATE if name != "fedspd"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_private_method_keeps_the_contract(name: str, check: Check) -> None:
+    check(SUBJECTS[name])
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_method_releases_what_its_plan_says(name: str) -> None:
+    subject = subject_of(name)
+    plan = subject.plan()
+    schedule = Schedule.of(plan.algorithm, plan.learner.training, ROUNDS, None)
+    planned = planned_releases(MECHANISM, schedule)
+    engine = Simulator(plan)
+    engine.begin()
+    for t in range(1, ROUNDS + 1):
+        report = engine.round(t, path_graph())
+        assert sorted(report.releases) == list(range(5))
+        for own in report.releases.values():
+            assert sorted(own) == sorted(planned[t - 1])
+    assert not engine.finish(ROUNDS + 1).releases  # it stays at home
+
+
+def test_first_round_of_all_clusters_is_paid_for_each():
+    algorithm = METHODS["fedspd"](clusters=3, first_round="all", selection="uniform")
+    plan = subject_of("fedavg").plan()
+    schedule = Schedule.of(algorithm, plan.learner.training, 2, None)
+    assert schedule.rounds == (PlannedRound(4, 3, 0), PlannedRound(2, 1, 0))
+
+
+# ---- what is sent
+
+
+def offers(name: str, rounds: int, y: int | None = None) -> list:
+    """Return what all clients send; with `y`, the labels of client 0 are all the same."""
+    plan = subject_of(name).plan()
+    if y is not None:
+        plan.train.y[0][:] = y
+    runner, sent = BlockRunner(plan), []
+    runner.begin()
+    for t in range(1, rounds + 1):
+        announced = runner.start_round(t)
+        while announced is not None:
+            sent.append((announced, runner.exchange.model_CKP.clone()))
+            answer = Neighbourhood.of(path_graph(), range(5), runner.exchange)
+            announced = runner.advance(answer)
+    return sent
+
+
+@pytest.mark.parametrize("name", [name for name in PRIVATE if name != "local"])
+def test_no_count_of_examples_is_sent(name: str) -> None:
+    for announced, _ in offers(name, 3):
+        assert (announced.weight_CK == 1).all()
+
+
+@pytest.mark.parametrize("name", ["fedspd", "fedavg", "fedper"])
+def test_public_announcements_do_not_depend_on_the_examples(name: str) -> None:
+    one, two = (offers(name, 4, y) for y in (0, 1))
+    for (a, _), (b, _) in zip(one, two, strict=True):
+        assert (a.cluster_CK == b.cluster_CK).all()
+        assert (a.want_CM == b.want_CM).all()
+        assert (a.note_C == b.note_C).all()
+    assert any(not torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True))
+    assert all((announced.cluster_CK != NO_CLUSTER).all() for announced, _ in one)
+
+
+def test_client_unit_pays_one_release_per_update_and_none_for_the_mixture():
+    subject = subject_of("fedspd-split", NoisyUpdate(1.0, 0.5))
+    engine = Simulator(subject.plan())
+    engine.begin()
+    for t in range(1, 4):
+        assert engine.round(t, path_graph()).releases[0] == [(1.0, 1.0, 1)]
