@@ -114,6 +114,12 @@ def test_clients_start_from_one_model_and_predict_with_their_own(network):
     ]
 
 
+def test_clients_start_from_models_of_their_own_if_asked(network):
+    net = network(FedAvg(init="own"), [column(1)] * 2, [column(1)] * 2, Graph.from_edges(2, []))
+    first, second = net.state.model_CP
+    assert not torch.equal(first, second)
+
+
 class Net(nn.Sequential):
     """Everything that could differ: convolution, BatchNorm, dropout."""
 
@@ -147,10 +153,16 @@ def images(network, algorithm, ring, training: TrainingOptions):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"init": "same"}, {"selection": "uniform", "first_round": "all", "align_every": 1}],
+    [
+        {},
+        {"init": "same"},
+        {"init": "own"},
+        {"selection": "uniform", "first_round": "all", "align_every": 1},
+    ],
 )
 def test_fedspd_with_one_cluster_equals_fedavg_to_the_bit(network, ring, options):
-    averaged = images(network, FedAvg(), ring, TrainingOptions(batch=8)).run(11).state
+    own = FedAvg(init="own" if options.get("init") == "own" else "same")
+    averaged = images(network, own, ring, TrainingOptions(batch=8)).run(11).state
     clustered = (
         images(network, FedSPD(clusters=1, **options), ring, TrainingOptions(batch=8)).run(11).state
     )

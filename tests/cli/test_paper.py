@@ -17,7 +17,7 @@ from fedspd.paper.definition import experiment_names
 
 pytestmark = pytest.mark.usefixtures("here")
 TINY = ["--scale", "tiny", "--out", "p", "--workers", "1"]
-QUICK = {"table-dfl", "table-topology"}
+QUICK = {"mnist-100", "table-communication"}
 ALL = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
     for name in experiment_names()

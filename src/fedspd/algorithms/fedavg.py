@@ -31,6 +31,13 @@ from fedspd.core.learner import Learner
 class FedAvg(Local):
     """Federated averaging of one model per client."""
 
+    init: Annotated[
+        Literal["same", "own"],
+        Field(
+            description="The initial models: `same`, one draw for all clients, as in the paper; "
+            "`own`, one draw per client."
+        ),
+    ] = "same"
     finetune: Annotated[
         int, Field(ge=0, description="The number of local epochs after the last round.")
     ] = 0
@@ -47,6 +54,12 @@ class FedAvg(Local):
         float,
         Field(ge=0, description="The weight of the proximal term; above 0, the method is FedProx."),
     ] = 0.0
+
+    def begin(self, learner: Learner, data: Block, key: Key) -> State:
+        if self.init == "same":
+            return super().begin(learner, data, key)
+        draws = [learner.draw(key.of("model", client, 0)) for client in data.clients]
+        return State(torch.stack(draws), torch.full((len(data),), torch.nan))
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)

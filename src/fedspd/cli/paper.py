@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedspd.cli.progress import ComparisonProgress
 from fedspd.cli.tables import wide_console
-from fedspd.config import as_toml
+from fedspd.config import ExperimentConfig, as_toml
 from fedspd.core.errors import ConfigError, FedspdError, nearest
 from fedspd.paper import pages
 from fedspd.paper.definition import (
@@ -92,10 +92,16 @@ def _list(experiments: Sequence[PaperExperiment], workers: int, as_json: bool) -
         names = ("data", "clients", "rounds", "methods", "needs")
         table.add_row(row["name"], row["source"], *(", ".join(row[n]) for n in names), *hours)
     Console().print(table)
+    total = {s: _format_hours(hours_of(_configs(experiments, s), workers)) for s in SCALES}
+    words = ", ".join(f"{hours} h at scale {scale}" for scale, hours in total.items())
     print(
-        f"Hours on {workers} cores of this machine, estimated from the time of one gradient step; "
-        "runs that several experiments share are counted in each."
+        f"Hours on {workers} cores of this machine, from the processor time of one gradient step. "
+        f"All together, with shared runs once: {words}."
     )
+
+
+def _configs(experiments: Sequence[PaperExperiment], scale: ScaleName) -> list[ExperimentConfig]:
+    return [c for e in experiments for cell in e.cells(scale) for c in cell.configs]
 
 
 def _describe(experiment: PaperExperiment, workers: int) -> Json:
@@ -111,10 +117,7 @@ def _describe(experiment: PaperExperiment, workers: int) -> Json:
         "rounds": list(dict.fromkeys(str(config.rounds) for config in configs)),
         "methods": list(dict.fromkeys(config.method for config in configs)),
         "needs": [sentence.partition("'")[2].partition("'")[0] for sentence in missing],
-        "hours": {
-            scale: hours_of([c for cell in experiment.cells(scale) for c in cell.configs], workers)
-            for scale in SCALES
-        },
+        "hours": {scale: hours_of(_configs([experiment], scale), workers) for scale in SCALES},
     }
 
 
@@ -140,7 +143,7 @@ def _show(experiment: PaperExperiment, scale: ScaleName, as_json: bool) -> None:
             "", *(c.name for c in own.columns), title="The paper's values", box=box.SIMPLE
         )
         for row, values in own.values.items():
-            table.add_row(row, *("–" if value < 0 else f"{value:g}" for value in values))
+            table.add_row(row, *(f"{value:g}" for value in values))
         console.print(table)
     first = experiment.cells(scale)[0]
     seeds = len(first.configs)

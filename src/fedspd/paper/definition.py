@@ -131,15 +131,12 @@ class PaperExperiment:
         values = self.definition.values.get(row.stands_in_for or row.name)
         paper = values[self.definition.columns.index(column)] if values else None
         measure = row.measure or self.definition.measure
-        return Cell(row, column, measure, configs, None if paper == MISSING else paper)
+        return Cell(row, column, measure, configs, paper)
 
     def cells(self, scale: ScaleName, reading: ReadingName = "text") -> list[Cell]:
         """Return all cells, row by row."""
         own = self.definition
         return [self.cell(r, c, scale, reading) for r in own.rows for c in own.columns]
-
-
-MISSING = -1.0  # in `values`: the paper has no number there
 
 
 def merge(tree: Tree, layer: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ experiments must not build every dataset, so the steps are those of the config a
 import json
 import math
 import time
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -17,15 +18,22 @@ from fedspd.core.keys import Key
 from fedspd.data.custom import load_source
 from fedspd.data.sources import dataset_spec, is_official
 from fedspd.experiment.build import build_learner
+from fedspd.paper.records import key_of, settings_of
 
 DEFAULT_EXAMPLES = 300  # per client, at most
 QUICK_SECONDS = 0.2  # a step below that is timed once more, when all is warm
 FINAL_EPOCHS = {"fedspd": "final_epochs", "fedspd-split": "final_epochs", "fedavg": "finetune"}
 
 
+def distinct_runs(configs: Iterable[ExperimentConfig]) -> list[ExperimentConfig]:
+    """Return each run once: experiments share some."""
+    return list({key_of(settings_of(config)): config for config in configs}.values())
+
+
 def hours_of(configs: list[ExperimentConfig], workers: int) -> float:
     """Return the hours of all runs on so many workers, without evaluations."""
-    return sum(count_steps(c) * step_seconds(c) for c in configs) / workers / 3600
+    seconds = sum(count_steps(c) * step_seconds(c) for c in distinct_runs(configs))
+    return seconds / workers / 3600
 
 
 def count_steps(config: ExperimentConfig) -> int:
@@ -39,7 +47,10 @@ def count_steps(config: ExperimentConfig) -> int:
 
 
 def step_seconds(config: ExperimentConfig) -> float:
-    """Return the seconds of one gradient step of the config's model on this machine."""
+    """Return the seconds of one gradient step of the config's model on a core of this machine.
+
+    That is processor time: what else the machine does at the moment does not count.
+    """
     tree = as_dict(config)
     timed = {"model": tree["model"], "precision": config.precision}
     timed["training"] = {"batch": config.training.batch, "momentum": config.training.momentum}
@@ -56,9 +67,9 @@ def _timed_step(data: str, settings: str) -> float:
     data_block = Block([0], 1, [x], [y], len(x))
     seconds = math.inf
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         learner.train(learner.flat[None], data_block, Key(0), rates=[0.0])
-        seconds = min(seconds, time.perf_counter() - start)
+        seconds = min(seconds, time.process_time() - start)
         if seconds > QUICK_SECONDS:
             break
     return seconds

@@ -17,6 +17,7 @@ MEASURES = {
     "accuracy": Measure("accuracy", "test accuracy (%)"),
     "before": Measure("before", "test accuracy before the final phase (%)"),
     "train_accuracy": Measure("train_accuracy", "training accuracy (%)"),
+    "loss": Measure("loss", "mean training loss", 1.0, 3),
     "models": Measure("models", "models sent, point-to-point", 1.0, 0),
     "multicast": Measure("multicast", "megabytes sent by multicast", 1e-6),
     "point_to_point": Measure("point_to_point", "megabytes sent, point-to-point", 1e-6),
