@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
-from fedspd.core.robust import ROBUST, clipped, median, trimmed
+from fedspd.core.robust import ROBUST, aggregate, clipped, median, trimmed
 
 seeds = st.integers(0, 2**32)
 rules = st.sampled_from(sorted(ROBUST))
@@ -51,8 +51,6 @@ def test_median_is_taken_of_every_coordinate():
 @pytest.mark.parametrize(
     ("received", "expected"),
     [
-        ((3,), 3),
-        ((3, 9), 6),
         ((1, 9, 2), 2),
         ((1, 2, 4, 1e6), 3),
         ((0, 3, 4, 5, 1e6), 4),
@@ -77,9 +75,26 @@ def test_clipping_of_an_even_number_takes_the_shorter_middle_length():
     assert clipped(column(10, 11, 100), own(0, 3)).item() == pytest.approx(32 / 3)
 
 
-def test_clipping_with_one_neighbour_or_none_is_the_mean():
-    assert clipped(column(10, 20), own(0, 2)).item() == 15
-    assert clipped(column(10), own(0, 1)).item() == 10
+@pytest.mark.parametrize("rule", sorted(ROBUST))
+def test_robust_means_of_two_models_keep_the_own_one(rule):
+    """Of two, no rule can tell which one is false; a newcomer has no own model to keep."""
+    assert aggregate(rule, column(10, 3e38), own(0, 2)).item() == 10
+    assert aggregate(rule, column(-30, 10), own(1, 2)).item() == 10
+    assert aggregate(rule, column(10), own(0, 1)).item() == 10
+    assert aggregate(rule, column(10, 20), own(None, 2)).item() == 15
+
+
+@pytest.mark.parametrize("rule", sorted(ROBUST))
+def test_clients_of_a_complete_graph_keep_their_own_of_two_models(rule):
+    """Clients 0 and 3 have cluster 0, the other three have cluster 1, and all want both."""
+    graph, model_N1P = Graph.complete(5, rule), torch.tensor([1.0, 2, 3, 9, 4])[:, None, None]
+    cluster_N1, want_NM = torch.tensor([[0], [1], [1], [0], [1]]), torch.arange(2).repeat(5, 1)
+    offers = Exchange(cluster_N1, model_N1P, torch.ones(5, 1), want_NM)
+    for clients in ([0, 1, 2, 3, 4], [3], [0, 3]):
+        mean = Neighbourhood.of(graph, clients, offers).mean(want_NM[clients]).model_CMP[:, :, 0]
+        for row, client in zip(mean.tolist(), clients, strict=True):
+            assert row[0] == {0: 1.0, 3: 9.0}.get(client, 5.0)  # the others have none of their own
+            assert 2 < row[1] < 4  # of three models, by the rule
 
 
 def test_clipping_without_an_own_model_starts_from_the_median():
@@ -163,8 +178,10 @@ def test_robust_mean_covers_what_each_client_receives_of_each_cluster(seed, n, r
         received = [j for j in graph.closed(i).tolist() if offers.cluster_CK[j, 0] == s]
         assert bool(mean.received_CM[i, s]) == bool(received)
         if received:
-            expected = ROBUST[rule](
-                offers.model_CKP[received, 0][None], torch.tensor([[j == i for j in received]])
+            expected = aggregate(
+                rule,
+                offers.model_CKP[received, 0][None],
+                torch.tensor([[j == i for j in received]]),
             )
             assert torch.equal(mean.model_CMP[i, s], expected[0])
 

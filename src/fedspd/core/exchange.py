@@ -21,7 +21,7 @@ from fedspd.core.learner import one_thread
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.links import link_weights
 from fedspd.core.options import Options
-from fedspd.core.robust import ROBUST
+from fedspd.core.robust import MIN_VOICES, ROBUST, aggregate
 
 MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
 CSR: TypeAlias = "sparse.csr_array[np.float64]"
@@ -151,7 +151,22 @@ class Neighbourhood:
             return average(self, want_CM)
         wanted, index_CM = torch.unique(want_CM, return_inverse=True)
         mean = average(self, wanted[None])
-        return Mean(*(part[0][index_CM.to(part.device)] for part in mean))
+        mean = Mean(*(part[0][index_CM.to(part.device)] for part in mean))
+        return self._keep_own(mean, want_CM) if self.rule in ROBUST else mean
+
+    def _keep_own(self, mean: Mean, want_CM: Tensor) -> Mean:
+        """Return what all receive alike with the own model of clients that have too few others."""
+        offered_NK = self.offers.cluster_CK[torch.from_numpy(self.sender_H)]
+        row_of = {int(client): n for n, client in enumerate(self.sender_ids)}
+        for cluster in torch.unique(want_CM).tolist():
+            if cluster == NO_CLUSTER or int((offered_NK == cluster).sum()) >= MIN_VOICES:
+                continue
+            for c, m in (want_CM == cluster).nonzero().tolist():
+                n = row_of.get(int(self.clients[c]))
+                own_K = [] if n is None else self.offers.cluster_CK[n].tolist()
+                if n is not None and cluster in own_K:
+                    mean.model_CMP[c, m] = self.offers.model_CKP[n, own_K.index(cluster)]
+        return mean
 
     def average_centers(self, centers_CSP: Tensor) -> Tensor:
         """Return the mean of every cluster; the client's own center where nothing was received."""
@@ -244,11 +259,12 @@ def robust_mean(received: Neighbourhood, want_CM: Tensor) -> Mean:
     mean = model_AP.new_zeros(matrix.shape[0], model_AP.shape[1])
     for row_R, column_RH in _rows_of_one_length(matrix, MAX_ELEMENTS // max(1, model_AP.shape[1])):
         own_RH = received.sender_ids[column_RH // K] == received.clients[row_R // M][:, None]
+        own_RH &= not received.is_same_for_all  # the mean is not that of the first client alone
         row, column, own = (
             torch.from_numpy(part).to(model_AP.device) for part in (row_R, column_RH, own_RH)
         )
         with one_thread():
-            mean[row] = ROBUST[received.rule](model_AP[column], own)
+            mean[row] = aggregate(received.rule, model_AP[column], own)
     return _as_mean(mean, matrix, want_CM)
 
 

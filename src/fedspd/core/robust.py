@@ -13,6 +13,16 @@ import torch
 from torch import Tensor
 
 RobustMean = Callable[[Tensor, Tensor], Tensor]  # model_RHP, own_RH -> mean_RP
+MIN_VOICES = 3  # of two models no rule can tell which one is false
+
+
+def aggregate(rule: str, model_RHP: Tensor, own_RH: Tensor) -> Tensor:
+    """Return the mean by a robust rule; with fewer than three models, the client's own one."""
+    if model_RHP.shape[1] >= MIN_VOICES:
+        return ROBUST[rule](model_RHP, own_RH)
+    mean_RP = _sum(model_RHP) / model_RHP.shape[1]  # a newcomer has no model to keep
+    own_RP = model_RHP[torch.arange(len(model_RHP)), own_RH.int().argmax(1)]
+    return torch.where(own_RH.any(1)[:, None], own_RP, mean_RP)
 
 
 def median(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
@@ -22,12 +32,9 @@ def median(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
 
 
 def trimmed(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
-    """Return the mean of every coordinate without its highest and lowest quarter.
-
-    At least one value goes at either end where three models are received.
-    """
+    """Return the mean of every coordinate without its highest and lowest quarter, at least one."""
     ordered_RHP, H = model_RHP.sort(1).values, model_RHP.shape[1]
-    dropped = max(1, H // 4) if H >= 3 else 0
+    dropped = max(1, H // 4)
     return _sum(ordered_RHP[:, dropped : H - dropped]) / (H - 2 * dropped)
 
 

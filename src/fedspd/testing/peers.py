@@ -106,4 +106,5 @@ def _context(manifest: Manifest, member: Member, graph: Graph, rounds: int) -> N
         rounds=rounds,
         rule=graph.rule,
         evaluate_every=rounds,
+        clients=graph.clients,
     )

@@ -48,7 +48,8 @@ def neighbourhood_of(i: int, graph: Graph, exchange: Exchange) -> Neighbourhood:
     """Return client i's neighbourhood as a node builds it from its neighbours' messages."""
     own, answers = row(exchange, i), []
     for j in graph.neighbours(i).tolist():
-        announcement = build_announcement(ExchangeId(1, 0), row(exchange, j), int(graph.degree[j]))
+        degree = int(graph.degree[j])
+        announcement = build_announcement(ExchangeId(1, 0), row(exchange, j), degree, graph.rule)
         request = Request(1, 0, clusters_to_fetch(own, announcement), 3)
         offer = select_models(list(announcement.clusters), exchange.model_CKP[j], request)
         answers.append(Answer(j, announcement, offer))
@@ -84,7 +85,8 @@ def test_neighbourhood_and_its_mean_equal_the_simulator_to_the_bit(
 def test_node_fetches_only_the_clusters_that_it_wants() -> None:
     clusters = torch.tensor([[0], [1]])
     exchange = Exchange(clusters, torch.ones(2, 1, 3), torch.ones(2, 1), clusters, torch.zeros(2))
-    announcement = build_announcement(ExchangeId(4, 1), row(exchange, 1), 5)
+    announcement = build_announcement(ExchangeId(4, 1), row(exchange, 1), 5, "uniform")
+    assert announcement.weights == (1.0,)  # its examples are nobody's business
     assert (announcement.round, announcement.exchange, announcement.degree) == (4, 1, 5)
     assert (announcement.clusters, announcement.wants) == ((1,), (1,))
     assert clusters_to_fetch(row(exchange, 0), announcement) == ()

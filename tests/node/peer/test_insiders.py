@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from chaos.insiders import InsiderNetwork, Lie
 from fedspd.config import validate
+from fedspd.core.errors import NodeError, RejectedError
 from fedspd.core.graph import Graph
 from fedspd.experiment.build import build_experiment
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
-from fedspd.node.wire.messages import Hello
+from fedspd.node.peer.sanity import own_loss
+from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request
 from fedspd.testing.peers import open_peers, run_together
 
 TIMEOUTS = Timeouts(
@@ -104,3 +108,86 @@ def test_a_majority_of_insiders_moves_a_node_by_plausible_rounds(
         for name in ("n1", "n2"):
             peer.detector.record_message(name, 401)
         assert peer._skip_rounds(9) == 399  # the last round and the final phase are its own
+
+
+# ---- models
+
+
+class SendsModels(Lie):
+    """An insider that multiplies its models, in all rounds or in one."""
+
+    def __init__(self, factor: float, only_round: int | None = None) -> None:
+        self.factor, self.only_round = factor, only_round
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        if self.only_round not in (None, request.round):
+            return truth
+        largest = torch.finfo(truth.model_KP.dtype).max / 2
+        model_KP = (self.factor * truth.model_KP.double()).clamp(-largest, largest)
+        return Offer(truth.clusters, model_KP.to(truth.model_KP))
+
+
+COMPLETE = Graph.complete(4)
+
+
+@pytest.mark.parametrize("factor", [3e38, -1e4])
+def test_one_huge_model_changes_no_mean_and_the_log_names_its_sender(
+    factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lies = {"n3": SendsModels(factor, only_round=4)}
+    with peers_of(lies, COMPLETE, tmp_path) as peers, caplog.at_level("WARNING"):
+        run(peers[:3], peers[3:])
+        for peer in peers[:3]:
+            events = [one for one in peer.journal.run_folder.events() if one["event"] == "round"]
+            assert [one["round"] for one in events if "n3" in one["missing"]] == [4]
+            assert peer.protocol.refused == {"n3": 1}
+            assert own_loss(peer.runner) < 2.2  # an untrained model has 2.47
+    assert 'model refused: node=n3 round=4 reason="a model of norm' in caplog.text
+
+
+def test_mean_that_ruins_the_own_loss_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within the bounds a liar can still ruin a plain mean: n1 sends -9 times its model."""
+    pair = Graph.from_edges(2, [(0, 1)])
+    lies = {"n1": SendsModels(-9.0, only_round=5)}
+    with peers_of(lies, pair, tmp_path, training={"epochs": 20}) as peers:
+        with caplog.at_level("WARNING"):
+            run(peers[:1], peers[1:])
+        events = [one for one in peers[0].journal.run_folder.events() if one["event"] == "round"]
+        assert [one.get("refused") for one in events] == [None] * 4 + [["n1"], None]
+        assert [one["received"] for one in events] == [["n1"]] * 4 + [[], ["n1"]]
+        assert own_loss(peers[0].runner) < 2.0
+        assert peers[0].refused_means == 1
+    assert "mean refused: round=5" in caplog.text
+
+
+def test_node_stops_before_it_commits_a_state_that_is_not_finite(tmp_path: Path) -> None:
+    with peers_of({}, Graph.from_edges(2, [(0, 1)]), tmp_path) as peers:
+        peer = peers[0]
+        train, diverges_from = peer.runner.plan.learner.train, 3
+
+        def diverge(model_CP: Tensor, data: Any, key: Any, **options: Any) -> Tensor:
+            found = train(model_CP, data, key, **options)
+            return found if key.round < diverges_from else torch.full_like(found, torch.nan)
+
+        object.__setattr__(peer.runner.plan.learner, "train", diverge)
+        with pytest.raises(NodeError, match="Round 3: the training of this node diverged"):
+            run(peers[:1], peers[1:])
+        assert committed(peer) == [1, 2]
+
+
+def test_examples_that_nobody_has_count_as_a_hundred_times_the_own_ones(tmp_path: Path) -> None:
+    with peers_of({}, Graph.from_edges(2, [(0, 1)], "examples"), tmp_path) as peers:
+        protocol = peers[0].protocol
+        said = Announcement(1, 0, (0,), (1e308,), (0,), 0, 1)
+        assert protocol._limit_weights(said).weights == (100 * 30,)
+
+
+def test_only_a_newcomer_gets_all_models(tmp_path: Path) -> None:
+    with peers_of({}, COMPLETE, tmp_path) as peers:
+        protocol = peers[0].protocol
+        protocol.runner.begin()
+        request = Request(0, JOINING, (0,), protocol.runner.plan.learner.size)
+        with pytest.raises(RejectedError, match="only a node that was added later"):
+            protocol.handle_request("n1", request)

@@ -102,6 +102,7 @@ def _build_context(bundle: Bundle, transport: GrpcTransport) -> NodeContext:
         rounds=config.rounds,
         rule=config.topology.rule,
         evaluate_every=config.evaluate_every,
+        clients=config.clients,
         is_newcomer=bundle.is_newcomer,
     )
 

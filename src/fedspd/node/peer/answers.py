@@ -25,13 +25,20 @@ class Answer(NamedTuple):
     offer: Offer
 
 
-def build_announcement(exchange_id: ExchangeId, exchange: Exchange, degree: int) -> Announcement:
-    """Return the announcement of an exchange: everything but its models."""
+def build_announcement(
+    exchange_id: ExchangeId, exchange: Exchange, degree: int, rule: LinkRule
+) -> Announcement:
+    """Return the announcement of an exchange: everything but its models.
+
+    How many examples a node has is only said where the rule weighs by them.
+    """
+    clusters = tuple(exchange.cluster_CK[0].tolist())
+    weights = tuple(exchange.weight_CK[0].double().tolist())
     return Announcement(
         round=exchange_id.round,
         exchange=exchange_id.number,
-        clusters=tuple(exchange.cluster_CK[0].tolist()),
-        weights=tuple(exchange.weight_CK[0].double().tolist()),
+        clusters=clusters,
+        weights=weights if rule == "examples" else (1.0,) * len(clusters),
         wants=tuple(exchange.want_CM[0].tolist()),
         note=0 if exchange.note_C is None else int(exchange.note_C[0]),
         degree=degree,
@@ -55,7 +62,7 @@ def build_neighbourhood(
 ) -> Neighbourhood:
     """Return the answers and the node's own offer, ordered by client: the order of every sum."""
     own_offer = Offer(tuple(exchange.cluster_CK[0].tolist()), exchange.model_CKP[0])
-    own = Answer(client, build_announcement(ExchangeId(0, 0), exchange, degree), own_offer)
+    own = Answer(client, build_announcement(ExchangeId(0, 0), exchange, degree, rule), own_offer)
     rows = sorted([*answers, own], key=lambda answer: answer.client)
     senders = np.arange(len(rows))
     return Neighbourhood(

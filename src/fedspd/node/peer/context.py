@@ -17,4 +17,5 @@ class NodeContext:
     rounds: int
     rule: LinkRule
     evaluate_every: int  # rounds
-    is_newcomer: bool = False  # added after the network had been created
+    clients: int = 0  # when the network was created; a newcomer has a higher number
+    is_newcomer: bool = False

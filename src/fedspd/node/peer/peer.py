@@ -6,18 +6,21 @@ There is neither a barrier nor a leader.
 import asyncio
 import logging
 import time
+from typing import Any
 
 import torch
 
 from fedspd.core.errors import NodeError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
+from fedspd.core.robust import ROBUST
 from fedspd.node.peer.answers import Answer, build_neighbourhood
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Pace, Timeouts
 from fedspd.node.peer.protocol import ExchangeProtocol
+from fedspd.node.peer.sanity import Judge, is_finite, own_loss
 from fedspd.node.wire.messages import JOINING, Announcement, Transport
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
@@ -42,7 +45,9 @@ class Peer:
         self.timeouts = timeouts or Timeouts()
         self.protocol = ExchangeProtocol(context, runner, transport, self.timeouts)
         self.detector = self.protocol.detector
-        self.pace = Pace(self.protocol.clock)
+        self.pace, self.judge = Pace(self.protocol.clock), Judge(runner)
+        self.refused_means = 0  # since the node started
+        self._exchanges = 0  # of the current round
         self.is_leaving = False
 
     def leave(self) -> None:
@@ -107,31 +112,80 @@ class Peer:
 
     async def _run_round(self, t: int) -> None:
         """Run and commit a round; give up a long one that is over for the neighbours."""
-        started, waited, exchanges = time.perf_counter(), 0.0, 0
+        started, before = time.perf_counter(), self.runner.state
         self.protocol.advance(ExchangeId(t, 0))
+        played = await self._play_round(t)
+        if played is None:
+            return
+        answers, waited = played
+        refused: list[str] = []
+        if await asyncio.to_thread(self.judge.is_ruined):
+            refused = await self._repeat_alone(t, before, answers)
+        received = sorted(set(answers) - set(refused))
+        missing = sorted(set(self.detector.neighbours) - set(answers)) if self._exchanges else []
+        seconds = {"total": time.perf_counter() - started, "waiting": waited}
+        await self._commit(t, received, missing, refused, seconds)
+
+    async def _play_round(self, t: int) -> tuple[dict[str, Answer], float] | None:
+        """Return the last answers and the seconds of waiting; None if the round is given up."""
+        waited, self._exchanges = 0.0, 0
         answers: dict[str, Answer] = {}
         announcements = await asyncio.to_thread(self.runner.start_round, t)
         while announcements is not None:
             before, exchange = time.perf_counter(), self.runner.exchange
-            answers = await self.protocol.run_exchange(ExchangeId(t, exchanges), exchange)
+            answers = await self.protocol.run_exchange(ExchangeId(t, self._exchanges), exchange)
             waited += time.perf_counter() - before
-            exchanges += 1
-            if exchanges > LONG_ROUND and self.detector.confirmed_round() > t + 1:
-                log.info("round abandoned: round=%d exchanges=%d", t, exchanges)
-                return
+            self._exchanges += 1
+            if self._exchanges > LONG_ROUND and self.detector.confirmed_round() > t + 1:
+                log.info("round abandoned: round=%d exchanges=%d", t, self._exchanges)
+                return None
             announcements = await asyncio.to_thread(
                 self.runner.advance, self._build_neighbourhood(exchange, answers)
             )
-        missing = sorted(set(self.detector.neighbours) - set(answers)) if exchanges else []
-        seconds = {"total": time.perf_counter() - started, "waiting": waited}
-        await self._commit(t, sorted(answers), missing, seconds)
+        return answers, waited
+
+    async def _repeat_alone(self, t: int, before: Any, answers: dict[str, Answer]) -> list[str]:
+        """Repeat a round without the neighbours; return those whose models are refused.
+
+        If the node alone does no better, its own training is to blame, and all models count.
+        """
+        ruined = self.runner.state
+        loss = await asyncio.to_thread(own_loss, self.runner)
+        was_finite = is_finite(self.runner)
+        self.runner.state = before
+        announcements = await asyncio.to_thread(self.runner.start_round, t)
+        while announcements is not None:
+            alone = self._build_neighbourhood(self.runner.exchange, {})
+            announcements = await asyncio.to_thread(self.runner.advance, alone)
+        if not is_finite(self.runner):
+            raise NodeError(
+                f"Round {t}: the training of this node diverged, its parameters are not finite; "
+                "expected finite ones. Lower training.lr; the last committed round is intact."
+            )
+        own = await asyncio.to_thread(own_loss, self.runner)
+        if was_finite and own >= loss:
+            self.runner.state = ruined
+            return []
+        names = sorted(answers)
+        log.warning(
+            "mean refused: round=%d loss=%.3g own_loss=%.3g received=%s",
+            t, loss, own, ",".join(names),
+        )  # fmt: skip
+        self.refused_means += 1
+        return names
 
     async def _commit(
-        self, t: int, received: list[str], missing: list[str], seconds: dict[str, float]
+        self,
+        t: int,
+        received: list[str],
+        missing: list[str],
+        refused: list[str],
+        seconds: dict[str, float],
     ) -> None:
         about: Json = {
             "received": received,
             "missing": missing,
+            **({"refused": refused} if refused else {}),
             "seconds": {name: round(value, 6) for name, value in seconds.items()},
             "deadline": round(self.detector.deadline(), 3),
         }
@@ -168,10 +222,9 @@ class Peer:
     async def _join(self) -> None:
         """Take a newcomer's first models from its neighbours, in the round that they are in."""
         blank = await asyncio.to_thread(self._build_blank_offer)
-        clusters, size = tuple(blank.want_CM[0].tolist()), blank.model_CKP.shape[2]
-        answers = []
+        clusters, answers = tuple(blank.want_CM[0].tolist()), []
         for neighbour in self.detector.live_neighbours() if clusters else ():
-            if offer := await self.protocol.fetch_shared(neighbour.name, clusters, size):
+            if offer := await self.protocol.fetch_shared(neighbour.name, blank):
                 weights = (1.0,) * len(offer.clusters)
                 announcement = Announcement(0, JOINING, offer.clusters, weights, (), 0, 0)
                 answers.append(Answer(neighbour.client, announcement, offer))
@@ -181,9 +234,8 @@ class Peer:
                 "Start it again when a neighbour is up."
             )
         t = self.detector.confirmed_round()
-        neighbourhood = build_neighbourhood(
-            self.context.client, blank, answers, len(answers), "uniform"
-        )
+        rule = self.context.rule if self.context.rule in ROBUST else "uniform"
+        neighbourhood = build_neighbourhood(self.context.client, blank, answers, len(answers), rule)
         await asyncio.to_thread(self.runner.join, neighbourhood, t)
         log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
 
@@ -197,4 +249,5 @@ class Peer:
             model_CKP=torch.zeros_like(model_CKP),
             weight_CK=torch.zeros(cluster_CK.shape),
             want_CM=cluster_CK,
+            is_model=False,  # it may carry more than parameters
         )

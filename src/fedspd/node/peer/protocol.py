@@ -7,8 +7,10 @@ have answered, or at the deadline.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
@@ -17,6 +19,7 @@ from fedspd.node.peer.answers import Answer, build_announcement, clusters_to_fet
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
+from fedspd.node.peer.sanity import MAX_EXAMPLES_RATIO, find_excess
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
 from fedspd.runtime.block_runner import BlockRunner
 
@@ -51,6 +54,7 @@ class ExchangeProtocol:
         self.detector = FailureDetector(timeouts, context.neighbours, self.clock, quorum_timeout)
         self.inbox = Inbox()
         self.offers: dict[ExchangeId, Exchange] = {}
+        self.refused: Counter[str] = Counter()  # models out of bounds, by neighbour
         self.current = ExchangeId(0, 0)
         self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
         self._logged_errors: dict[str, str] = {}
@@ -124,6 +128,8 @@ class ExchangeProtocol:
         self._add_unknown(sender)
         self._record_message(sender)
         if request.exchange == JOINING:
+            if self.detector.neighbours[sender].client < self.context.clients:
+                raise RejectedError("only a node that was added later may ask for all models.")
             return self._offer_to_newcomer(request)
         exchange = self.offers.get(ExchangeId(request.round, request.exchange))
         if exchange is None:
@@ -164,7 +170,8 @@ class ExchangeProtocol:
         for oldest in sorted(self.offers)[:-OFFERED_EXCHANGES]:
             del self.offers[oldest]
         neighbours, started = self.detector.neighbours, self.clock()
-        announcement = build_announcement(exchange_id, exchange, len(neighbours))
+        rule = self.context.rule
+        announcement = build_announcement(exchange_id, exchange, len(neighbours), rule)
         announcing = {name: self._spawn(self._announce(name, announcement)) for name in neighbours}
         receiving = {
             name: self._spawn(self._receive(name, exchange_id, exchange)) for name in neighbours
@@ -196,8 +203,9 @@ class ExchangeProtocol:
             task.cancel()
         return {name: result.answer for name, result in received.items()}
 
-    async def fetch_shared(self, name: str, clusters: tuple[int, ...], size: int) -> Offer | None:
+    async def fetch_shared(self, name: str, blank: Exchange) -> Offer | None:
         """Return the models that a neighbour gives to a newcomer; None unless it gives all."""
+        clusters, size = tuple(blank.want_CM[0].tolist()), blank.model_CKP.shape[2]
         request = Request(0, JOINING, clusters, size)
         offer = await self._retry(
             name,
@@ -207,6 +215,8 @@ class ExchangeProtocol:
         if offer is not None and sorted(offer.clusters) != sorted(clusters):
             problem = f"offers a newcomer the clusters {list(offer.clusters)}"
             self._record_error(name, MalformedError(f"{problem}; expected {list(clusters)}."))
+            return None
+        if offer is not None and self._refuses(name, blank, offer):
             return None
         return offer
 
@@ -249,10 +259,29 @@ class ExchangeProtocol:
             offer = await self._retry(
                 name, lambda: self.transport.fetch(name, request, self.timeouts.max_deadline)
             )
-        if offer is None:
+        if offer is None or self._refuses(name, exchange, offer):
             return None
         client = self.detector.neighbours[name].client
+        announcement = self._limit_weights(announcement)
         return Received(Answer(client, announcement, offer), self.clock() - started)
+
+    def _refuses(self, name: str, exchange: Exchange, offer: Offer) -> bool:
+        """Return whether a neighbour's vectors are far beyond one's own, and say so."""
+        excess = find_excess(exchange.model_CKP[0], offer.model_KP, exchange.is_model)
+        if excess is None:
+            return False
+        self.refused[name] += 1
+        log.warning('model refused: node=%s round=%d reason="%s"', name, self.current.round, excess)
+        self.last_errors[name] = excess
+        return True
+
+    def _limit_weights(self, announcement: Announcement) -> Announcement:
+        """Return the announcement with at most so many examples as this node finds plausible."""
+        if self.context.rule != "examples":
+            return announcement
+        limit = MAX_EXAMPLES_RATIO * int(self.runner.plan.train.counts_C[0])
+        weights = tuple(min(weight, limit) for weight in announcement.weights)
+        return replace(announcement, weights=weights)
 
     async def _retry(
         self,
