@@ -112,6 +112,24 @@ def status(
 
 
 @app.command()
+def rollback(
+    bundle: BundleFolder,
+    to: Annotated[int, typer.Option(min=1, help="Go back to the state after this round.")],
+    state: State = None,
+) -> None:
+    """Give up the last rounds of a stopped node, after a neighbour has spoilt its models.
+
+    The state after the last five rounds is kept. The node continues from there, in the round of its
+    neighbours, and its next heartbeat tells them.
+    """
+    from fedspd.node.host.bundle import open_bundle
+    from fedspd.node.host.rollback import roll_back
+
+    last = roll_back(open_bundle(bundle), to, state)
+    print(f"The node is back after round {to}; it was after round {last}.")
+
+
+@app.command()
 def export(
     bundle: BundleFolder,
     to: Annotated[Path, typer.Option(help="Write this file, .onnx or .safetensors.")],

@@ -16,6 +16,7 @@ A node's journal is a run folder too, of one client, without the files that desc
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,18 +112,29 @@ class RunFolder:
     def _events_path(self) -> Path:
         return self.folder / "events.jsonl"
 
-    def append(self, event: Json) -> None:
-        """Append an event to events.jsonl."""
+    def append(self, event: Json, is_sealed: bool = False) -> None:
+        """Append an event to events.jsonl, with a checksum if it is sealed."""
+        text = json.dumps(event, separators=(",", ":"), allow_nan=False)
+        if is_sealed:
+            text = f'{text[:-1]},"crc":{zlib.crc32(text.encode())}}}'
         with disk_errors(self.folder), open(self._events_path, "a") as file:
-            file.write(json.dumps(event, separators=(",", ":"), allow_nan=False) + "\n")
+            file.write(text + "\n")
 
-    def events(self) -> Iterator[Json]:
-        """Yield every event, without a last line that a crash cut off."""
+    def events(self, is_sealed: bool = False) -> Iterator[Json]:
+        """Yield every event, without a last line that a crash cut off.
+
+        With `is_sealed`, every line must be complete and have its checksum.
+        """
         path = self._events_path
         with open(path if path.exists() else os.devnull, "rb") as file:
             for number, line in enumerate(file, 1):
+                damaged = f"'{path}' is damaged in line {number}"
+                if is_sealed and not _is_intact(line):
+                    raise StorageError(f"{damaged}: its checksum is wrong. {RESTORE}")
                 if line.endswith(b"\n"):
-                    yield parse_json(line, f"'{path}' is damaged in line {number}")
+                    event = parse_json(line, damaged)
+                    event.pop("crc", None)
+                    yield event
 
     def rewind(self, size: int) -> None:
         """Keep the first `size` bytes of the events: the rounds after them run again."""
@@ -144,8 +156,8 @@ class RunFolder:
     # ---- checkpoints
 
     @contextmanager
-    def checkpoint(self, round: int, content: Json) -> Iterator[Path]:
-        """Yield a folder for the parts of a checkpoint.
+    def checkpoint(self, round: int, content: Json, kept: int = 1) -> Iterator[Path]:
+        """Yield a folder for the parts of a checkpoint, of which the newest are kept.
 
         It becomes the newest checkpoint when the block ends, and disappears if the block fails.
         """
@@ -165,9 +177,9 @@ class RunFolder:
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
-        for stale in older:
-            if stale != final:
-                shutil.rmtree(stale, ignore_errors=True)
+        others = [path for path in older if path != final]
+        for stale in others[: max(0, len(others) + 1 - kept)]:
+            shutil.rmtree(stale, ignore_errors=True)
 
     def _describe(self, draft: Path, content: Json) -> None:
         """Write checkpoint.json, the last file of a checkpoint."""
@@ -182,6 +194,18 @@ class RunFolder:
         checkpoints = self._checkpoints()
         return (checkpoints[-1], _verified(checkpoints[-1])) if checkpoints else None
 
+    def kept_rounds(self) -> list[int]:
+        """Return the rounds of the checkpoints that are kept, oldest first."""
+        return [int(path.name.removeprefix("round-")) for path in self._checkpoints()]
+
+    def roll_back(self, round: int) -> None:
+        """Make the checkpoint of a round the newest one, and forget all that came later."""
+        target = self.folder / "checkpoints" / f"round-{round:06d}"
+        events = _verified(target)["events"]
+        for later in [path for path in self._checkpoints() if path > target]:
+            shutil.rmtree(later)
+        self.rewind(events)
+
     def _checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
         found = (self.folder / "checkpoints").glob("round-*")
@@ -190,6 +214,11 @@ class RunFolder:
     def _remove_drafts(self) -> None:
         for draft in (self.folder / "checkpoints").glob("*.draft-*"):
             shutil.rmtree(draft, ignore_errors=True)
+
+
+def _is_intact(line: bytes) -> bool:
+    text, _, _ = line.rpartition(b',"crc":')
+    return line == text + f',"crc":{zlib.crc32(text + b"}")}}}\n'.encode()
 
 
 def _check_vacant(folder: Path) -> None:

@@ -103,6 +103,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
             else round(detector.clock() - neighbour.last_seen, 1),
             "malformed": transport.malformed[name],
             "muted": transport.is_muted(name),
+            "refused_models": protocol.refused[name],
             "last_error": protocol.last_errors.get(name),
         }
         for name, neighbour in detector.neighbours.items()
@@ -120,6 +121,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
         "deadline": detector.deadline(),
         "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
         "refused": dict(transport.rejected),
+        "refused_means": peer.refused_means,
         "last_round": last,
     }
 
@@ -133,6 +135,7 @@ def samples(status: Json) -> Iterator[Sample]:
         ("fedspd_neighbour_alive", "gauge", "alive"),
         ("fedspd_neighbour_round", "gauge", "round"),
         ("fedspd_neighbour_malformed_total", "counter", "malformed"),
+        ("fedspd_neighbour_refused_models_total", "counter", "refused_models"),
     ):
         for name, neighbour in status["neighbours"].items():
             yield Sample(metric, kind, {"neighbour": name}, int(neighbour[field]))
@@ -144,6 +147,7 @@ def samples(status: Json) -> Iterator[Sample]:
             yield Sample(metric, "counter", {"neighbour": name}, count)
     for reason, count in status["refused"].items():
         yield Sample("fedspd_refused_total", "counter", {"reason": reason}, count)
+    yield Sample("fedspd_refused_means_total", "counter", {}, status["refused_means"])
     if status["accuracy"] is not None:
         yield Sample("fedspd_accuracy", "gauge", {}, status["accuracy"])
     for s, share in enumerate(status["mixture"] or ()):

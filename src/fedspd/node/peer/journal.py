@@ -16,6 +16,7 @@ from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 CLIENT_METRICS = ("accuracy", "test_loss", "loss", "mixture")
+KEPT_CHECKPOINTS = 5  # to roll back to, after a neighbour has spoilt the models
 RESULT_FIELDS = ("accuracy", "mixture", "hash")
 
 
@@ -30,7 +31,9 @@ class Journal:
             self.run_folder.lock()
         else:
             self.run_folder = RunFolder.create(folder)
-            self.run_folder.begin(owner)
+            self.run_folder.begin({**owner, "sealed": True})
+        # a journal that an older version began has no checksums
+        self._is_sealed = bool(self.run_folder.read("run.json").get("sealed"))
         self.last: Json = {}
         self.round_seconds: list[float] = []  # of the rounds before this start
         self.idle_seconds = 0.0  # since the last of them, by this device's wall clock
@@ -48,6 +51,7 @@ class Journal:
         self._data = fingerprint(runner.plan.train)
         latest = self.run_folder.latest()
         if latest is None:
+            self._check_lost()
             self.run_folder.rewind(0)
             if not is_newcomer:
                 runner.begin()
@@ -56,11 +60,20 @@ class Journal:
         self._check_data(content["data"])
         runner.load(folder)
         self.run_folder.rewind(content["events"])
-        events = list(self.run_folder.events())
+        events = list(self.run_folder.events(self._is_sealed))
         self.last = next(reversed(events), {})
         self.round_seconds = [one["seconds"]["total"] for one in events if one["event"] == "round"]
         self.idle_seconds = time.time() - (folder / "checkpoint.json").stat().st_mtime
         return int(content["round"])
+
+    def _check_lost(self) -> None:
+        """Refuse to begin again where rounds were committed; a crash leaves at most one event."""
+        if len(list(self.run_folder.events())) > 1:
+            raise StorageError(
+                f"--state {self.run_folder.folder}: events.jsonl has committed rounds, but "
+                "checkpoints/ is lost; expected both. Restore it from a copy, or start in another "
+                "folder with --state."
+            )
 
     def _check_data(self, before: Json) -> None:
         """Refuse other data: the state assigns examples to clusters by their position."""
@@ -70,6 +83,19 @@ class Journal:
                 f" examples then, {self._data['examples']} now); expected the same data. "
                 "Give them, or start in another folder with --state."
             )
+
+    def roll_back(self, to: int) -> int:
+        """Go back to the checkpoint of an earlier round; return the last round that is given up."""
+        kept = self.run_folder.kept_rounds()
+        if to not in kept[:-1]:
+            known = ", ".join(map(str, kept[:-1])) or "none"
+            raise StorageError(
+                f"--to {to}: no earlier checkpoint of that round is kept; expected one of: "
+                f"{known}. Give one of these rounds."
+            )
+        self.run_folder.roll_back(to)
+        (self.run_folder.folder / "result.json").unlink(missing_ok=True)
+        return kept[-1]
 
     def commit(self, runner: BlockRunner, round: int, about: Json, measure: bool) -> None:
         """Write the state and the event of a round."""
@@ -87,8 +113,9 @@ class Journal:
         metrics = _client_metrics(metrics_fields(runner.measure())) if measure else {}
         _, steps = runner.take_counters()
         event = {**event, "steps": steps, **metrics, "hash": runner.digests()[0]}
-        self.run_folder.append(event)
-        with self.run_folder.checkpoint(round, {"round": round, "data": self._data}) as folder:
+        self.run_folder.append(event, self._is_sealed)
+        content = {"round": round, "data": self._data}
+        with self.run_folder.checkpoint(round, content, KEPT_CHECKPOINTS) as folder:
             runner.save(folder)
         self.last = event
 

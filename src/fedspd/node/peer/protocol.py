@@ -112,6 +112,9 @@ class ExchangeProtocol:
     def handle_hello(self, sender: str, hello: Hello) -> Hello:
         """Answer a heartbeat."""
         self._add_unknown(sender)
+        known = self.detector.neighbours[sender].round
+        if hello.round < known:
+            log.info("neighbour went back: node=%s from=%d to=%d", sender, known, hello.round)
         self._record_message(sender, hello.round)
         return self._build_hello()
 

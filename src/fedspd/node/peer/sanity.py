@@ -6,11 +6,10 @@ aggregation rule. Honest neighbours train from the same first model, so none com
 Shapes: K vectors offered, P numbers of each.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from fedspd.core.contract import check_outputs
 from fedspd.runtime.block_runner import BlockRunner
 
 MAX_NORM_RATIO = 10.0  # of a received model to the own one
@@ -28,9 +27,7 @@ def find_excess(own_KP: Tensor, model_KP: Tensor, is_model: bool) -> str | None:
     if not is_model:
         limit = max(MAX_NUMBER, MAX_VALUE_RATIO * own_value)
         return None if value <= limit else f"a number of {value:.3g}; expected at most {limit:.3g}."
-    # the first parameters of a model may all be 0
-    least = math.sqrt(own_KP.shape[1])
-    limit = MAX_NORM_RATIO * max(float(own_KP.double().norm(dim=1).max()), least)
+    limit = MAX_NORM_RATIO * max(float(own_KP.double().norm(dim=1).max()), 1.0)
     norm = float(model_KP.double().norm(dim=1).max())
     if norm > limit:
         return f"a model of norm {norm:.3g}; expected at most {limit:.3g}, by this node's own."
@@ -54,7 +51,8 @@ def own_loss(runner: BlockRunner) -> float:
     """Return the loss of the node's state on its own training examples."""
     plan = runner.plan
     with torch.no_grad():
-        (output,) = plan.algorithm.predict(plan.learner, runner.state, plan.train.x)
+        outputs = plan.algorithm.predict(plan.learner, runner.state, plan.train.x)
+        (output,) = check_outputs(plan.algorithm, outputs, plan.train.x)
         y = plan.train.y[0].to(plan.learner.device)
         return float(plan.learner.loss(output, y).double().mean())
 
