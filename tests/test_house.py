@@ -23,6 +23,11 @@ def test_config_reference_is_up_to_date():
     assert (ROOT / "docs/config.md").read_text() == config_reference.reference(), "run `make docs`"
 
 
+def test_list_of_methods_is_up_to_date():
+    listed = config_reference.METHODS_FILE.read_text()
+    assert listed == config_reference.methods_list(), "run `make docs`"
+
+
 def test_config_reference_describes_every_key():
     tables = [("", ExperimentConfig), *config_reference.tables()]
     silent = [

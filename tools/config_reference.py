@@ -1,12 +1,18 @@
-"""Print the config reference: `python tools/config_reference.py > docs/config.md`."""
+"""Print the config reference: `python tools/config_reference.py > docs/config.md`.
 
+It also writes the list that `fedspd methods` shows: with it, the command need not import torch.
+"""
+
+import inspect
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from fedspd.algorithms import METHODS
 from fedspd.config import METHOD_TABLES, ExperimentConfig
 from fedspd.core.options import Options
 
@@ -21,6 +27,7 @@ keys, wrong types and impossible values are errors.
 
 `make docs` writes this page from the code, and a test checks that it is up to date.
 """
+METHODS_FILE = Path(__file__).parents[1] / "src/fedspd/cli/methods.json"
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -91,5 +98,23 @@ def bounds(field: FieldInfo) -> Iterator[str]:
                 yield f"{words} {getattr(bound, name)}"
 
 
+def methods_list() -> str:
+    """Return every method with what it is and the defaults of its options, as JSON."""
+    methods = {
+        name: {
+            "about": first_paragraph(inspect.getdoc(inspect.getmodule(method)) or ""),
+            "options": METHOD_TABLES[name]().model_dump(by_alias=True),
+        }
+        for name, method in METHODS.items()
+    }
+    return json.dumps(methods, indent=1) + "\n"
+
+
+def first_paragraph(text: str) -> str:
+    """Return the text up to its first empty line, in one line."""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
 if __name__ == "__main__":
+    METHODS_FILE.write_text(methods_list())
     print(reference(), end="")

@@ -35,6 +35,7 @@ def imported_modules(code: str) -> set[str]:
         ["bench", "--help"],
         ["data", "--help"],
         ["topology", "show", "--help"],
+        ["methods"],
     ],
 )
 def test_help_imports_nothing_heavy(words):
@@ -56,7 +57,7 @@ def test_help_documents_exit_codes():
         capture_output=True,
         text=True,
         timeout=60,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "300"},
     )
     assert done.returncode == 0
     assert EXIT_CODES in done.stdout
@@ -134,6 +135,7 @@ def test_methods_shows_all_with_their_options(capsys):
     assert all(name in table and listed[name]["about"] for name in METHODS)
     assert listed["fedspd"]["options"]["final_epochs"] == 10
     assert "lambda" in listed["pfedme"]["options"]
+    assert "None" not in table  # an option without a default is "not set"
 
 
 def test_closed_output_is_not_an_error():

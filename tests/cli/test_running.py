@@ -15,8 +15,8 @@ from fedspd.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
-TINY = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1", "fedspd.final_epochs=1"]
-TINY.append("method=fedspd")
+PLAIN = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1"]
+TINY = [*PLAIN, "fedspd.final_epochs=1", "method=fedspd"]
 
 
 def test_run_ends_with_one_line_of_json_and_complete_records(capsys):
@@ -36,7 +36,7 @@ def test_run_ends_with_one_line_of_json_and_complete_records(capsys):
 
 def test_run_repeats_a_run_from_its_resolved_config(capsys):
     end = ["--workers", "1", "--json"]
-    assert execute(["run", *TINY, "seed=3", "method=fedavg", "--out", "a", *end]) == 0
+    assert execute(["run", *PLAIN, "seed=3", "method=fedavg", "--out", "a", *end]) == 0
     assert execute(["run", "a/config.toml", "--out", "b", *end]) == 0
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert one["hash"] == two["hash"]
@@ -45,7 +45,7 @@ def test_run_repeats_a_run_from_its_resolved_config(capsys):
 
 def test_run_without_out_has_a_new_folder(capsys):
     for number in (1, 2):
-        assert execute(["run", *TINY, "rounds=1", "method=local", "--workers", "1"]) == 0
+        assert execute(["run", *PLAIN, "rounds=1", "method=local", "--workers", "1"]) == 0
         assert f"runs/local-digits-{number}" in capsys.readouterr().out
     assert sorted(os.listdir("runs")) == ["local-digits-1", "local-digits-2"]
 
@@ -254,6 +254,8 @@ def test_resume_rejects_a_damaged_checkpoint(capsys):
 def test_resume_rejects_another_model_than_the_checkpoints(here):
     from torch import nn
 
+    from fedspd.models.dense import MLP
+
     config = {"clients": 4, "rounds": 1, "data": {"examples": 20}, "topology": {"degree": 2}}
     fedspd.run(
         config,
@@ -261,4 +263,20 @@ def test_resume_rejects_another_model_than_the_checkpoints(here):
         model=lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)),
     )
     with pytest.raises(fedspd.FedspdError, match="was started with another model"):
-        fedspd.run(out="a", resume=True)
+        fedspd.run(out="a", resume=True, model=lambda shape, classes: MLP(shape, classes))
+
+
+def test_run_that_diverges_ends_with_3(capsys, here):
+    settings = ["clients=3", "rounds=1", "data.examples=10", "method=fedavg", "training.lr=1e30"]
+    assert execute(["run", *settings, "--out", "a", "--json"]) == 3
+    printed = capsys.readouterr()
+    assert "fedspd: The run diverged: 3 of 3 clients end with a loss that is not" in printed.err
+    alarm = "The loss is not finite at clients 0, 1, 2: try a smaller training.lr."
+    assert json.loads(printed.out.splitlines()[-1])["alarms"] == [alarm]
+
+
+def test_override_of_another_method_is_rejected(capsys, here):
+    assert execute(["run", "method=fedavg", "fedspd.warmup=3"]) == 2
+    assert execute(["run", "method=fedavg", "options.mu=3"]) == 2
+    assert capsys.readouterr().err.count("Leave it out.\n") == 2
+    assert not list(here.glob("runs/*"))

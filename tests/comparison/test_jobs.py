@@ -2,8 +2,9 @@
 
 import pytest
 
+import fedspd
 from fedspd.algorithms import METHODS
-from fedspd.comparison.jobs import choose_methods, list_jobs, parse_grid
+from fedspd.comparison.jobs import UNUSED, choose_methods, list_jobs, parse_grid
 from fedspd.config import load
 from fedspd.core.errors import ConfigError
 
@@ -50,13 +51,34 @@ def test_jobs_are_every_method_with_every_seed_from_the_configs_on():
 
 
 def test_jobs_of_a_grid_are_those_of_each_point():
-    jobs = list_jobs(load(), ["local"], 1, {"topology.degree": [2, 4], "clusters": [1, 3]})
+    jobs = list_jobs(load(), ["ifca"], 1, {"topology.degree": [2, 4], "clusters": [1, 3]})
     points = [(2, 1), (2, 3), (4, 1), (4, 3)]
     assert [job.name for job in jobs] == [
-        f"topology.degree={degree},clusters={clusters},local,seed=0" for degree, clusters in points
+        f"topology.degree={degree},clusters={clusters},ifca,seed=0" for degree, clusters in points
     ]
     assert [(job.config.topology.degree, job.config.clusters) for job in jobs] == points
     assert jobs[3].point == {"topology.degree": 4, "clusters": 3}
+
+
+def test_jobs_run_a_method_once_for_keys_that_it_does_not_use():
+    grid = {"topology.degree": [2, 4], "clusters": [1, 3]}
+    local, *fedavg = list_jobs(load(), ["local", "fedavg"], 1, grid)
+    assert (local.name, local.point) == (
+        "topology.degree=2,clusters=1,local,seed=0",
+        {"topology.degree": 2, "clusters": 1},
+    )
+    assert [tuple(point.values()) for point in local.also] == [(2, 3), (4, 1), (4, 3)]
+    assert [tuple(job.point.values()) for job in fedavg] == [(2, 1), (4, 1)]
+    assert [job.also[0]["clusters"] for job in fedavg] == [3, 3]
+
+
+@pytest.mark.parametrize("method", UNUSED)
+def test_unused_keys_do_not_change_a_run(method):
+    base = {"method": method, "clients": 3, "rounds": 1, "data": {"examples": 10}}
+    settings = {"clusters": {"clusters": 3}, "topology": {"topology": {"kind": "ring"}}}
+    settings["exchange"] = {"exchange": {"dtype": "bfloat16"}}
+    changes = {k: v for key in UNUSED[method] for k, v in settings[key].items()}
+    assert fedspd.run(base).summary["hash"] == fedspd.run(base | changes).summary["hash"]
 
 
 def test_jobs_sweep_a_methods_option_for_this_method_alone():

@@ -149,7 +149,7 @@ def test_folder_of_another_comparison_is_rejected_and_left_alone(tmp_path):
 
 
 def test_impossible_point_is_rejected_before_there_is_a_folder(tmp_path):
-    jobs = list_jobs(tiny("topology.kind=er"), ["local"], 1, {"topology.degree": [2, 25]})
+    jobs = list_jobs(tiny("topology.kind=er"), ["fedavg"], 1, {"topology.degree": [2, 25]})
     with pytest.raises(FedspdError, match=r"topology\.degree = 25"):
         run_all(jobs, tmp_path / "c", 2)
     assert not (tmp_path / "c").exists()

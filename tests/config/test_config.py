@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from fedspd.algorithms import METHODS
 from fedspd.config import (
     as_dict,
     as_toml,
+    check_used,
     clusters_of,
     config_hash,
     load,
@@ -286,3 +288,42 @@ def test_clusters_are_found_by_no_other_method():
 def test_clusters_that_are_no_number_are_refused(wrong):
     with pytest.raises(ConfigError, match=r"expected an integer from 1, or auto\.$"):
         validate({"clusters": wrong})
+
+
+def test_validate_takes_the_numbers_of_numpy():
+    tree = {"rounds": np.int64(2), "clients": np.int32(3), "training": {"lr": np.float32(0.5)}}
+    config = validate({**tree, "data": {"populations": np.array([1, 2]), "shares": "pure"}})
+    assert (config.rounds, config.clients, config.training.lr) == (2, 3, 0.5)
+    assert config.data.populations == [1, 2]
+    assert tomllib.loads(as_toml(config))["rounds"] == 2
+
+
+@pytest.mark.parametrize("key", ["clients", "model.hidden", "rounds"])
+def test_integer_that_toml_cannot_hold_is_refused(key):
+    sentence = f"{key} = 99999999999999999999: expected a number of at most 9223372036854775807."
+    assert rejection(f"{key}=99999999999999999999") == sentence
+
+
+def test_load_reads_a_file_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_bytes(b"\xef\xbb\xbfrounds = 7\n")
+    assert load(path).rounds == load(str(path)).rounds == 7
+
+
+def test_default_unsets_a_key_of_the_file(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("rounds = 7\n[topology]\ndegree = 4\n")
+    config = load(path, ["rounds=default", "topology.degree=default", "model.hidden=default"])
+    assert config == load()
+
+
+def test_table_without_options_says_so():
+    assert rejection("ifca.foo=1") == "ifca.foo: unknown key; ifca has no options."
+
+
+def test_override_of_another_method_is_refused():
+    sentence = r"fedspd.warmup = 3: an option of 'fedspd' only, and method = 'fedavg'. Leave it out"
+    with pytest.raises(ConfigError, match=sentence):
+        check_used(["rounds=3", "fedspd.warmup=3"], "fedavg")
+    check_used(["options.mu=1"], "a:B")
+    check_used(["fedspd.warmup=default", "topology.degree=3"], "fedavg")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedspd
-from fedspd.experiment.events import alarms, metrics_fields
+from fedspd.config import validate
+from fedspd.experiment.events import alarms, divergence_advice, metrics_fields
 from fedspd.runtime.measures import Measures
 
 TINY = {
@@ -167,6 +168,19 @@ def test_run_that_diverges_ends_with_an_alarm(method, tmp_path):
     sentence = "The loss is not finite at clients 0, 1, 2, 3: try a smaller training.lr."
     assert sentence in result.summary["alarms"]
     assert "NaN" not in (tmp_path / "a" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"method": "fedavg"}, "training.lr"),
+        ({"method": "pfedme", "pfedme": {"personal_lr": 1e9}}, "pfedme.personal_lr"),
+        ({"method": "fedsoft", "fedsoft": {"lambda": 1e9}}, "fedsoft.lambda"),
+        ({"training": {"lr": 9.0, "head_rate": 1e9}}, "training.lr or training.head_rate"),
+    ],
+)
+def test_divergence_advice_names_the_rates_that_were_raised(changes, advice):
+    assert divergence_advice(validate(changes)) == f"try a smaller {advice}."
 
 
 def test_warm_up_raises_no_alarm():

@@ -14,7 +14,7 @@ from torch import nn
 import fedspd
 from fedspd.algorithms import METHODS
 from fedspd.config import load
-from fedspd.core.errors import ConfigError, StorageError
+from fedspd.core.errors import ConfigError, DataError, StorageError
 
 TINY = {
     "method": "fedspd",
@@ -278,3 +278,97 @@ def test_run_works_in_a_script_without_a_main_guard(tmp_path):
 
 def test_result_is_shown_in_one_line(tmp_path):
     assert repr(fedspd.run(TINY, out=tmp_path / "a")) == f"Result(folder={tmp_path / 'a'!r})"
+
+
+# ---- data and model from Python
+
+
+ARRAYS = np.random.default_rng(0).normal(size=(80, 5)), np.arange(80) % 3
+OWN = {"method": "fedavg", "clients": 3, "rounds": 2, "data": {"mixture": "iid"}}
+
+
+def net(shape, classes):
+    return nn.Sequential(nn.Linear(*shape, 7), nn.ReLU(), nn.Linear(7, classes))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "own"
+    return fedspd.run(OWN, data=ARRAYS, model=net, out=folder)
+
+
+def test_config_names_data_and_model_that_came_from_python(own):
+    config = load(own.folder / "config.toml")
+    digest = own.experiment.federation.description["sources"][0]["sha256"]
+    assert config.data.name == f"from Python: custom, shape 5, sha256 {digest[:16]}"
+    assert config.model.name.startswith("from Python: Sequential, 66 parameters, sha256 ")
+
+
+def test_config_does_not_repeat_a_run_without_its_data_and_model(own):
+    path = own.folder / "config.toml"
+    with pytest.raises(DataError, match=r"^data.name = 'from Python: .*Pass them again, as fedspd"):
+        fedspd.run(path)
+    with pytest.raises(ConfigError, match=r"^model.name = 'from Python: .*Pass it again, as fedsp"):
+        fedspd.run(path, data=ARRAYS)
+    again = fedspd.run(path, data=ARRAYS, model=net)
+    assert again.summary["hash"] == own.summary["hash"]
+
+
+def test_resume_needs_the_data_and_the_model_again(own):
+    for given in (OWN, None):
+        resumed = fedspd.run(given, data=ARRAYS, model=net, out=own.folder, resume=True)
+        assert resumed.summary == own.summary
+    with pytest.raises(DataError, match="Pass them again"):
+        fedspd.run(out=own.folder, resume=True, model=net)
+    with pytest.raises(ConfigError, match="Pass it again"):
+        fedspd.run(out=own.folder, resume=True, data=ARRAYS)
+    with pytest.raises(StorageError, match="started with another data "):
+        fedspd.run(out=own.folder, resume=True, data=(ARRAYS[0] + 1, ARRAYS[1]), model=net)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda x: x.tolist()])
+def test_predict_takes_arrays_tensors_and_lists(own, kind):
+    scores = own.predict(np.int64(1), kind(ARRAYS[0][:4]))
+    expected = own.model(1)(torch.from_numpy(ARRAYS[0][:4]).float())
+    assert torch.allclose(scores, expected.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("x", [ARRAYS[0][:, :4], ARRAYS[0][0], [["a"] * 5], [[1.0], [2.0, 3.0]]])
+def test_predict_refuses_examples_of_another_shape(own, x):
+    with pytest.raises(DataError, match=r"^x: .*; expected "):
+        own.predict(0, x)
+
+
+def test_predict_scales_images_as_training_did(result):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 1, 8, 8)).astype(np.uint8)
+    scaled = torch.from_numpy(pixels / 127.5 - 1).float()
+    assert torch.allclose(result.predict(0, pixels), result.predict(0, scaled), atol=1e-5)
+
+
+@pytest.mark.parametrize("callbacks", [[3], 3, [fedspd.Callback]])
+def test_run_refuses_callbacks_that_are_none(callbacks, tmp_path):
+    with pytest.raises(ConfigError, match=r"^callbacks: a value of type .*; expected a list of"):
+        fedspd.run(OWN, data=ARRAYS, callbacks=callbacks, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"clients": 5_000_000}, "^clients . holdout_clients = 5000000: 'digits' has only 1442"),
+        ({"options": {"mu": 1}}, "^options.mu = 1: an option of a method given as module:Class"),
+        ({"data": {"name": " "}}, "^data.name = ' ': empty; expected one of: cifar10"),
+        (
+            {"method": "fedsoft", "fedsoft": {"select": 9}, "topology": {"kind": "star"}},
+            "^fedsoft.select = 9: clients = 4; expected at most 4.$",
+        ),
+        (
+            {"method": "fedsoft", "fedsoft": {"select": 2}},
+            "^fedsoft.select = 2: there is no server to select clients",
+        ),
+        ({"model": {"hidden": 2**62}}, "^model.name = 'mlp': it does not work on [^\n]{1,300}$"),
+    ],
+)
+def test_run_refuses_what_it_could_not_do(settings, sentence):
+    with pytest.raises(fedspd.FedspdError, match=sentence):
+        fedspd.run(TINY | settings)

@@ -4,6 +4,7 @@ import pytest
 
 from fedspd.core.errors import StorageError
 from fedspd.reporting.runs import read_reference, read_runs
+from fedspd.storage.run_folder import RunFolder
 
 
 def test_read_runs_notes_an_unfinished_run(write_run):
@@ -51,3 +52,21 @@ def test_reference_is_that_of_the_first_comparison(write_run, write_points):
     run = write_run("alone")
     assert read_reference([run, run.parent / "first", run.parent / "second"]) == "local"
     assert read_reference([run]) is None
+
+
+def test_run_stands_for_every_point_that_its_sweep_gives_it(write_run, write_points, compare):
+    for name, method in (("a1", "fedspd"), ("a2", "fedspd"), ("b", "local")):
+        clusters = int(name[1:] or 1)
+        write_run(f"s/{name}", method, scores=(0.5, 0.7), config={"clusters": clusters})
+    points = {"a1": {"clusters": 1}, "a2": {"clusters": 2}, "b": {"clusters": 1}}
+    folder = write_points("s", points)
+    record = RunFolder(folder)
+    record.write("compare.json", record.read("compare.json") | {"also": {"b": [{"clusters": 2}]}})
+    rows = compare(folder).rows
+    assert [(row.method, row.point["clusters"]) for row in rows] == [
+        ("fedspd", 1),
+        ("local", 1),
+        ("fedspd", 2),
+        ("local", 2),
+    ]
+    assert rows[3].difference.mean == pytest.approx(0)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
+from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
@@ -58,6 +59,17 @@ class FedSoft(Algorithm[State]):
             "is half of them.",
         ),
     ] = None
+
+    def check_network(self, clients: int, server: bool) -> None:
+        if self.select is not None and not server:
+            raise ConfigError(
+                f"fedsoft.select = {self.select}: there is no server to select clients, as "
+                "topology.kind is not 'star'. Leave it out."
+            )
+        if self.select is not None and self.select > clients:
+            raise ConfigError(
+                f"fedsoft.select = {self.select}: clients = {clients}; expected at most {clients}."
+            )
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])

@@ -21,7 +21,8 @@ from fedspd.core.machine import DEFAULT_WORKERS
 STOPPED = 130  # typer's code of a KeyboardInterrupt
 EXIT_CODES = (
     "Exit codes: 0 success; 1 the program, a worker or a node failed; 2 an argument, the config, "
-    "the data, a folder or the disk was rejected; 130 stopped by a signal."
+    "the data, a folder or the disk was rejected; 3 a run diverged: its loss is not finite; "
+    "130 stopped by a signal."
 )
 
 app = typer.Typer(
@@ -123,15 +124,15 @@ def run(
         typer.Option("--dry-run", help="Only estimate memory, bytes, gradient steps and time."),
     ] = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Train every client of a network with one method."""
     from fedspd.cli import running
 
     if dry_run:
         running.dry_run(settings or [], resume, workers or DEFAULT_WORKERS, as_json)
-    else:
-        workers = DEFAULT_WORKERS if workers is None and engine == "processes" else workers
-        running.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
+        return 0
+    workers = DEFAULT_WORKERS if workers is None and engine == "processes" else workers
+    return running.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -240,9 +241,9 @@ def paper(
 @app.command(epilog=EXIT_CODES)
 def methods(as_json: AsJson = False) -> None:
     """List the methods and their options."""
-    from fedspd.cli import running
+    from fedspd.cli.methods import list_methods
 
-    running.list_methods(as_json)
+    list_methods(as_json)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -1,6 +1,5 @@
-"""The commands run and methods."""
+"""The command run."""
 
-import inspect
 import json
 import shlex
 import sys
@@ -8,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.algorithms import METHODS
 from fedspd.cli.progress import RunProgress
-from fedspd.config import METHOD_TABLES, load, split_arguments
+from fedspd.config import ExperimentConfig, check_used, load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment
 from fedspd.experiment.callbacks import Callback, TensorBoard
 from fedspd.experiment.estimate import estimate
 from fedspd.storage.atomic import Json
+
+DIVERGED = 3  # exit code
 
 
 def run(
@@ -33,14 +32,14 @@ def run(
     address: str | None,
     tensorboard: bool,
     as_json: bool,
-) -> None:
-    """Run an experiment or continue one, draw its figures and show its summary."""
+) -> int:
+    """Run an experiment or continue one, draw its figures, show its summary; return the code."""
     if resume is not None and (settings or out):
         raise ConfigError(
             f"--resume {resume}: a run continues with its own config and folder. "
             "Leave out CONFIG, KEY=VALUE and --out."
         )
-    config = None if resume else load(*split_arguments(settings))
+    config = None if resume else _load(settings)
     name = f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run"
     folder = resume or out or new_folder(name)
     hint = _continue_hint(folder, f"run --resume {shlex.quote(str(folder))}")
@@ -59,6 +58,14 @@ def run(
         )
         _draw([folder], folder / "figures")
     _show(result.summary, folder, as_json)
+    lost = [loss is None for loss in result.summary["clients"]["test_loss"]]
+    if any(lost):
+        print(
+            f"fedspd: The run diverged: {sum(lost)} of {len(lost)} clients end with a loss that is "
+            "not finite. The records are complete; the alarm says what to try.",
+            file=sys.stderr,
+        )
+    return DIVERGED if any(lost) else 0
 
 
 def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: bool) -> None:
@@ -68,7 +75,7 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
             f"--resume {resume}: a run that has begun is not estimated. "
             "Leave out --resume and give its config, or leave out --dry-run."
         )
-    cost = estimate(build_experiment(load(*split_arguments(settings))), workers)
+    cost = estimate(build_experiment(_load(settings)), workers)
     if as_json:
         print(json.dumps(cost))
         return
@@ -84,27 +91,11 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
     Console().print(table, f"From {cost['from']}.")
 
 
-def list_methods(as_json: bool) -> None:
-    """Show all methods with the options of each."""
-    methods: dict[str, Json] = {
-        name: {
-            "about": _first_paragraph(inspect.getmodule(method)),
-            "options": METHOD_TABLES[name]().model_dump(by_alias=True),
-        }
-        for name, method in METHODS.items()
-    }
-    if as_json:
-        print(json.dumps(methods))
-        return
-    table = Table("method", "description", "options", title="Methods", title_justify="left")
-    for name, method in methods.items():
-        options = ", ".join(f"{key}={value}" for key, value in method["options"].items())
-        table.add_row(name, method["about"], options)
-    Console().print(table)
-
-
-def _first_paragraph(module: ModuleType | None) -> str:
-    return " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
+def _load(settings: list[str]) -> ExperimentConfig:
+    path, overrides = split_arguments(settings)
+    config = load(path, overrides)
+    check_used(overrides, config.method)
+    return config
 
 
 def new_folder(name: str) -> Path:

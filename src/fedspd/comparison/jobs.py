@@ -1,18 +1,22 @@
 """List the runs of a comparison: methods x seeds x grid points."""
 
 import itertools
+import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedspd.algorithms import METHODS
 from fedspd.config import (
+    DEFAULT,
     METHOD_TABLES,
     ExperimentConfig,
     as_dict,
     parse_override,
     set_key,
     validate,
+    without_other_methods,
 )
 from fedspd.core.errors import ConfigError
 from fedspd.core.imports import options_table
@@ -22,15 +26,25 @@ OPTIONS_TABLES = {*METHOD_TABLES, "options"}
 RECOMMENDED = ("fedspd-split", "fedspd", "fedavg", "local")  # FedAvg plain and fine-tuned
 FINETUNE, FINETUNE_EPOCHS = "fedavg.finetune", 10
 ALL = "all"  # methods
+# Keys and tables that a method does not use: another value of them gives the same run.
+UNUSED = dict.fromkeys(("fedavg", "fedper", "fedrep", "pfedme"), ("clusters",)) | {
+    "local": ("clusters", "topology", "exchange")
+}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison."""
+    """One run of a comparison.
 
-    name: str  # of its run folder
+    name   of its run folder
+    point  the values of the swept keys
+    also   further points that it stands for: they differ in keys that the method does not use
+    """
+
+    name: str
     config: ExperimentConfig
-    point: Json  # the values of the swept keys
+    point: Json
+    also: list[Json] = field(default_factory=list)
 
 
 def choose_methods(
@@ -60,7 +74,8 @@ def list_jobs(
     """Return a job for every method with every seed at every point of the grid.
 
     With the same seed, all methods have the same partition of the data and the same graph. An
-    option of one method is swept for this method alone.
+    option of one method is swept for this method alone. A method runs once for all points that
+    differ only in keys that it does not use.
     """
     grid = grid or {}
     _check_methods(methods, seeds)
@@ -68,12 +83,34 @@ def list_jobs(
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     jobs: dict[str, Job] = {}
     for point, seed, method in itertools.product(points, range(seeds), methods):
+        point = _own_point(point, method)
         job = _job(base, method, base.seed + seed, point)
-        if jobs.setdefault(job.name, job).config != job.config:
+        first = jobs.setdefault(_used(job, grid), job)
+        if point not in (first.point, *first.also):
+            first.also.append(point)
+    names = Counter(job.name for job in jobs.values())
+    for name, count in names.items():
+        if count > 1:
             raise ConfigError(
-                f"'{job.name}': the folder of two runs; expected one run each. Rename a value."
+                f"'{name}': the folder of two runs; expected one run each. Rename a value."
             )
     return list(jobs.values())
+
+
+def _used(job: Job, grid: Json) -> str:
+    """Return the same text for jobs that are the same run."""
+    tree = as_dict(job.config)
+    unused = UNUSED.get(job.config.method, ())
+    for key in grid:
+        if key in unused or key.partition(".")[0] in unused:
+            set_key(tree, key, DEFAULT)
+    return json.dumps(tree, sort_keys=True)
+
+
+def _own_point(point: Json, method: str) -> Json:
+    """Return the point without the options of other methods."""
+    others = OPTIONS_TABLES - {options_table(method)}
+    return {key: value for key, value in point.items() if key.partition(".")[0] not in others}
 
 
 def _check_methods(methods: Sequence[str], seeds: int) -> None:
@@ -104,9 +141,7 @@ def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
 
 
 def _job(base: ExperimentConfig, method: str, seed: int, point: Json) -> Job:
-    others = OPTIONS_TABLES - {options_table(method)}
-    point = {key: value for key, value in point.items() if key.partition(".")[0] not in others}
-    tree = as_dict(base)
+    tree = without_other_methods(as_dict(base), method)
     for key, value in point.items():
         set_key(tree, key, value)
     config = validate({**tree, "method": method, "seed": seed})

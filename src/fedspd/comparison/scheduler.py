@@ -69,11 +69,13 @@ def _finished(job: Job) -> Json:
 
 def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
     """Make the folder that of this comparison, unless it is already."""
-    content = {
+    content: Json = {
         "runs": {job.name: config_hash(job.config) for job in todo},
         "points": {job.name: job.point for job in todo},
         "reference": reference,
     }
+    if also := {job.name: job.also for job in todo if job.also}:
+        content["also"] = also
     if (folder / "compare.json").exists():
         if RunFolder(folder).read("compare.json") != content:
             raise StorageError(

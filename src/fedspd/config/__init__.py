@@ -1,6 +1,7 @@
 """The config of an experiment: its schema, its files and overrides, and its error messages."""
 
 from fedspd.config.files import (
+    DEFAULT,
     as_dict,
     as_toml,
     config_hash,
@@ -10,13 +11,24 @@ from fedspd.config.files import (
     split_arguments,
 )
 from fedspd.config.schema import METHOD_TABLES, ExperimentConfig
-from fedspd.config.validation import clusters_of, method_class, method_options, validate
+from fedspd.config.validation import (
+    check_custom_options,
+    check_used,
+    clusters_of,
+    method_class,
+    method_options,
+    validate,
+    without_other_methods,
+)
 
 __all__ = [
+    "DEFAULT",
     "METHOD_TABLES",
     "ExperimentConfig",
     "as_dict",
     "as_toml",
+    "check_custom_options",
+    "check_used",
     "clusters_of",
     "config_hash",
     "load",
@@ -26,4 +38,5 @@ __all__ = [
     "set_key",
     "split_arguments",
     "validate",
+    "without_other_methods",
 ]

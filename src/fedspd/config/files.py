@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspd.algorithms import METHODS
 from fedspd.config.messages import as_json
 from fedspd.config.schema import ExperimentConfig
-from fedspd.config.validation import validate
+from fedspd.config.validation import validate, without_other_methods
 from fedspd.core.errors import ConfigError
-from fedspd.core.imports import options_table
+
+DEFAULT = "default"  # the value that unsets a key
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> ExperimentConfig:
@@ -50,18 +50,21 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def set_key(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in a tree of values, in place."""
+    """Set a dotted key in a tree of values, in place; the value DEFAULT unsets it."""
     *parents, last = key.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"{key} = {as_json(value)}: '{parent}' is a value; expected a table.")
-    tree[last] = value
+    if value == DEFAULT:
+        tree.pop(last, None)
+    else:
+        tree[last] = value
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"config = '{path}': no such file; expected a TOML file.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -77,8 +80,7 @@ def as_dict(config: ExperimentConfig) -> dict[str, Any]:
 
 def config_hash(config: ExperimentConfig) -> str:
     """Return a hash of all values that the run depends on, so not of other methods' options."""
-    others = {*METHODS, "options"} - {options_table(config.method)}
-    tree = {key: value for key, value in as_dict(config).items() if key not in others}
+    tree = without_other_methods(as_dict(config), config.method)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

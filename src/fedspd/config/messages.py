@@ -53,7 +53,8 @@ def _known_keys(location: Location, table: type[Options]) -> str:
         owners = [name for name, own in METHOD_TABLES.items() if last in _keys((), own)]
         if owners:
             return f"'{last}' is an option of {', '.join(owners)}."
-    return nearest(last, _keys(location[:-1], table))
+    known = _keys(location[:-1], table)
+    return nearest(last, known) if known else f"{location[0]} has no options."
 
 
 def _keys(location: Location, table: type[Options]) -> list[str]:

@@ -1,26 +1,29 @@
 """From a tree of values to a checked config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import PydanticUserError, ValidationError
 
 from fedspd.algorithms import METHODS
-from fedspd.config.messages import error_message
+from fedspd.config.messages import as_json, error_message
 from fedspd.config.schema import CustomMethodOptions, ExperimentConfig, method_table
 from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
-from fedspd.core.imports import load_object
+from fedspd.core.imports import load_object, options_table
 from fedspd.core.options import Options
 from fedspd.privacy.checks import check_method, private_tables
 
+LARGEST_INTEGER = 2**63 - 1  # as in TOML
 DEFAULT_CLUSTERS = 2  # of a method that does not find their number
 
 
 def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
     """Return the config with these values, and the defaults for all others."""
     try:
-        config = ExperimentConfig.model_validate(dict(tree))
+        config = ExperimentConfig.model_validate(_plain(tree))
     except ValidationError as error:
         raise ConfigError(error_message(error, ExperimentConfig)) from None
     clusters_of(config)
@@ -30,6 +33,53 @@ def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
         return config
     options = _custom_options(config).model_dump(exclude_none=True, by_alias=True)
     return config.model_copy(update={"options": CustomMethodOptions(**options)})
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """Return the values of numpy and pathlib as those that a TOML file has."""
+    if isinstance(value, Mapping):
+        below = f"{key}." if key else ""
+        return {name: _plain(item, f"{below}{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, key) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist(), key)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER and key != "seed":
+        raise ConfigError(f"{key} = {value}: expected a number of at most {LARGEST_INTEGER}.")
+    return str(value) if isinstance(value, Path) else value
+
+
+def check_used(overrides: Sequence[str], method: str) -> None:
+    """Refuse overrides that are options of other methods: they would change nothing.
+
+    In a file, such options are those of that method whenever it runs.
+    """
+    used = {options_table(method)}
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        table, dot, _ = key.partition(".")
+        if dot and table in {*METHODS, "options"} - used and not override.endswith("=default"):
+            raise _unused(override.replace("=", " = ", 1), table, method)
+
+
+def check_custom_options(config: ExperimentConfig) -> None:
+    """Refuse the table `options` for a method that has a table of its own."""
+    for name, value in config.options.model_dump().items():
+        if config.method in METHODS:
+            raise _unused(f"options.{name} = {as_json(value)}", "options", config.method)
+
+
+def _unused(given: str, table: str, method: str) -> ConfigError:
+    owner = "a method given as module:Class" if table == "options" else f"'{table}'"
+    return ConfigError(
+        f"{given}: an option of {owner} only, and method = '{method}'. Leave it out."
+    )
+
+
+def without_other_methods(tree: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return a config's tree without the options of other methods."""
+    others = {*METHODS, "options"} - {options_table(method)}
+    return {key: value for key, value in tree.items() if key not in others}
 
 
 def _check_types(config: ExperimentConfig) -> None:

@@ -90,6 +90,13 @@ class Algorithm(ABC, Generic[State]):
         """
         return
 
+    def check_network(self, clients: int, server: bool) -> None:
+        """Raise ConfigError if the method cannot train so many clients; by default it can.
+
+        `server` says whether they form a star. It is called before a run begins.
+        """
+        return
+
     def size_limit(self, learner: Learner) -> int:
         """Return the most numbers of a vector that a client offers in a round, or shares.
 

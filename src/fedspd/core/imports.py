@@ -9,6 +9,8 @@ from typing import Any
 
 from fedspd.core.errors import FedspdError, nearest
 
+FROM_PYTHON = "from Python: "  # begins the name of data or a model that were passed as an object
+
 
 def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[..., Any]:
     """Return the function or class behind `spec`; `what` is the key that it was given for."""

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedspd.core.errors import DataError, nearest
-from fedspd.core.imports import load_object
+from fedspd.core.imports import FROM_PYTHON, load_object
 from fedspd.core.keys import Key
 from fedspd.data import formats
 from fedspd.data.sources import DATASETS, Examples, Source, is_official, load_dataset
@@ -71,6 +71,13 @@ def _is_map_style(spec: object) -> TypeGuard[MapStyleDataset]:
 
 
 def _named_source(spec: str, folder: Path | None) -> Source:
+    if spec.startswith(FROM_PYTHON):
+        raise DataError(
+            f"data.name = '{spec}': these data were passed to fedspd.run, and no file has them. "
+            "Pass them again, as fedspd.run(..., data=...)."
+        )
+    if not spec.strip():
+        raise DataError(f"data.name = '{spec}': empty; {nearest('', DATASETS)}")
     if is_official(spec):
         return load_dataset(spec, folder)
     if spec.endswith(".npz"):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspd.core.block import Block
+from fedspd.core.errors import DataError
 from fedspd.data.sources import Examples, Source, fingerprint
 
 PartName = Literal["train", "test"]
@@ -148,6 +149,22 @@ def scale_inputs(x: NDArray[Any]) -> Tensor:
     """Return examples of a source as the inputs of a model."""
     values = x.astype(_float_dtype(x))
     return torch.from_numpy(_scale_pixels(values) if x.dtype == np.uint8 else values)
+
+
+def as_inputs(x: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return a caller's examples as the inputs of a model for examples of this shape."""
+    try:
+        array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        is_number = array.dtype.kind in "fiub"
+    except ValueError:  # a list of examples of several shapes
+        is_number = False
+    if not is_number:
+        raise DataError("x: not an array of numbers; expected examples of one shape.")
+    if array.shape[1:] != shape:
+        raise DataError(
+            f"x: shape {array.shape}; expected [n, ...] with examples of shape {shape}."
+        )
+    return scale_inputs(array)
 
 
 def _scale_pixels(pixels: NDArray[Any]) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """Build an experiment from its config: data, graph, model, method and plan."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fedspd import models, topology
-from fedspd.config import ExperimentConfig, clusters_of, method_class, method_options
+from fedspd.config import (
+    ExperimentConfig,
+    check_custom_options,
+    clusters_of,
+    method_class,
+    method_options,
+)
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError
+from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss, cross_entropy, squared_error
@@ -44,10 +52,12 @@ def build_experiment(
     config: ExperimentConfig, data: Any = None, model: ModelFactory | None = None
 ) -> Experiment:
     """Return the experiment; the user's `data` and `model` replace data.name and model.name."""
+    check_custom_options(config)
     key = Key(config.seed)
+    federation = _build_federation(config, data, key)  # first: it refuses too many clients
     network = topology.build_topology(config.topology, config.clients, key)
-    federation = _build_federation(config, data, key)
     algorithm = build_algorithm(config)
+    algorithm.check_network(network.at(1).clients, network.at(1).server)
     _check_clusters(algorithm, federation)
     examples = federation.train.x, federation.train.y
     learner = build_learner(config, federation.shape, federation.classes, examples, model)
@@ -58,7 +68,35 @@ def build_experiment(
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
     newcomers = plan.select_clients(held_out) if held_out else None
+    config = _name_given(config, federation if data is not None else None, model and learner)
     return Experiment(config, federation, network, plan.select_clients(clients), newcomers)
+
+
+def _name_given(
+    config: ExperimentConfig, federation: Federation | None, learner: Learner | None
+) -> ExperimentConfig:
+    """Let the config name the data and the model that were passed as objects.
+
+    Nobody can take such a config for one of the dataset or the model that it named before.
+    """
+    tables: dict[str, Any] = {}
+    if federation is not None:
+        source = federation.description["sources"][0]
+        shape = " x ".join(map(str, federation.shape))
+        name = f"{FROM_PYTHON}{source['name']}, shape {shape}, sha256 {source['sha256'][:16]}"
+        tables["data"] = config.data.model_copy(update={"name": name})
+    if learner is not None:
+        kind, digest = type(learner.module).__name__, model_hash(learner)[:16]
+        name = f"{FROM_PYTHON}{kind}, {learner.size} parameters, sha256 {digest}"
+        tables["model"] = config.model.model_copy(update={"name": name})
+    return config.model_copy(update=tables)
+
+
+def model_hash(learner: Learner) -> str:
+    """Return a hash of the names and shapes of a model's parameters."""
+    tensors = learner.module.state_dict()
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()
 
 
 def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
@@ -159,11 +197,16 @@ def build_learner(
     except FedspdError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"{name}: it does not work on examples of shape {shape}, with {reason}"
+            f"{name}: it does not work on examples of shape {shape}, with {_reason(error)}"
         ) from error
     return learner
+
+
+def _reason(error: Exception) -> str:
+    """Return the error in one line, without the C++ frames that torch adds to some."""
+    message = str(error).partition("Exception raised from")[0]
+    return " ".join(f"{type(error).__name__}: {message}".split())
 
 
 def _factory_of(model: ModelFactory, shape: tuple[int, ...], classes: int) -> partial[nn.Module]:
@@ -213,10 +256,9 @@ def _check_precision(learner: Learner, x: Tensor, y: Tensor | None, name: str) -
     try:
         learner.train(learner.flat[None], Block([0], 1, [x], [y], len(x)), Key(0), rates=[0.0])
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"precision = '{learner.precision}': {name} has a layer that torch's autocast cannot "
-            f"do in bfloat16, with {reason}; expected float32."
+            f"do in bfloat16, with {_reason(error)}; expected float32."
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedspd.core.errors import MissingExtraError
+from fedspd.core.errors import ConfigError, MissingExtraError
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -48,6 +48,19 @@ class Callback:
 
         `alarm` is a sentence, for example about a loss that is not finite or a lost worker.
         """
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuse objects that are not callbacks before anything starts."""
+    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    wrong = [callback for callback in given if not isinstance(callback, Callback)]
+    if given is not callbacks or wrong:
+        found = type(callbacks if given is not callbacks else wrong[0]).__name__
+        hint = " Pass an object of the class: MyCallback()." if found == "type" else ""
+        raise ConfigError(
+            f"callbacks: a value of type {found}; expected a list of objects derived from "
+            f"fedspd.Callback.{hint}"
+        )
 
 
 def notify(callbacks: Sequence[Callback], event: Json) -> None:

@@ -1,6 +1,5 @@
 """Documents of a run folder: what the run trains, on which data and graph, with which versions."""
 
-import hashlib
 import platform
 import sys
 import time
@@ -12,7 +11,7 @@ from fedspd import topology
 from fedspd.config import as_dict, as_toml, clusters_of, config_hash
 from fedspd.core.errors import StorageError
 from fedspd.core.keys import Key
-from fedspd.experiment.build import Experiment
+from fedspd.experiment.build import Experiment, model_hash
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -66,10 +65,8 @@ def check_same(run_folder: RunFolder, experiment: Experiment) -> None:
 
 
 def _hashes(experiment: Experiment) -> dict[str, str]:
-    tensors = experiment.plan.learner.module.state_dict()
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
     return {
-        "config": config_hash(experiment.config),
         "data": experiment.federation.description["hash"],
-        "model": hashlib.sha256(repr(shapes).encode()).hexdigest(),
+        "model": model_hash(experiment.plan.learner),
+        "config": config_hash(experiment.config),  # last: it names data and model from Python
     }

@@ -1,12 +1,14 @@
 """Events of a run: one per round with its metrics and alarms, and the summary at the end."""
 
 import hashlib
+import re
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspd.config import ExperimentConfig, method_options, validate
 from fedspd.core.metrics import (
     Spread,
     accuracy_by_distribution,
@@ -20,11 +22,22 @@ from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 TRAFFIC_KINDS = ("multicast", "point_to_point")
+ADVICE = "try a smaller training.lr."
+RATE = re.compile("(lr|rate|lambda_|mu|momentum|beta)$")  # ends the name of a rate
 LISTED_CLIENTS = 8  # in an alarm; of the others, only the number is given
 
 
-def round_event(t: int, rate: float | None, report: RoundReport, measures: Measures | None) -> Json:
-    """Return the event of round t; `measures` is given where the round has an evaluation."""
+def round_event(
+    t: int,
+    rate: float | None,
+    report: RoundReport,
+    measures: Measures | None,
+    advice: str = ADVICE,
+) -> Json:
+    """Return the event of round t; `measures` is given where the round has an evaluation.
+
+    `advice` is for a loss that is not finite.
+    """
     event: Json = {"event": "round", "round": t, "steps": report.steps}
     if rate is not None:
         event["lr"] = rate
@@ -35,16 +48,16 @@ def round_event(t: int, rate: float | None, report: RoundReport, measures: Measu
     }
     event["seconds"] = {step: round(seconds, 6) for step, seconds in report.seconds.items()}
     if measures is not None:
-        event |= metrics_fields(measures)
+        event |= metrics_fields(measures, advice)
     return event
 
 
-def metrics_fields(measures: Measures) -> Json:
+def metrics_fields(measures: Measures, advice: str = ADVICE) -> Json:
     """Return the fields that an evaluation adds to an event."""
     fields: Json = {
         "accuracy": plain(measures.accuracy_C),
         "test_loss": plain(measures.test_loss_C),
-        "alarms": alarms(measures),
+        "alarms": alarms(measures, advice),
     }
     if measures.tests_C2D is not None and measures.tests_C2D.shape[2] > 1:
         accuracy_D = accuracy_by_distribution(measures.tests_C2D.sum(0))
@@ -85,10 +98,28 @@ def plain(numbers: NDArray[np.float64]) -> Any:
 # ---- alarms
 
 
-def alarms(measures: Measures) -> list[str]:
+def divergence_advice(config: ExperimentConfig) -> str:
+    """Return what to try after a loss that is not finite: rates that were set above their default.
+
+    Without such a rate it is the learning rate.
+    """
+    method = {f"{config.method}.{key}": value for key, value in method_options(config).items()}
+    training = {f"training.{key}": value for key, value in dict(config.training).items()}
+    defaults = validate({"method": config.method}) if ":" not in config.method else None
+    usual = dict(getattr(defaults, config.method)) if defaults else {}
+    usual = {f"{config.method}.{key}": value for key, value in usual.items()}
+    usual |= {f"training.{key}": value for key, value in dict(type(config.training)()).items()}
+    raised = [
+        key.removesuffix("_")
+        for key, value in {**training, **method}.items()
+        if RATE.search(key) and isinstance(value, float) and value > (usual.get(key) or 0.0)
+    ]
+    return f"try a smaller {' or '.join(raised or ['training.lr'])}."
+
+
+def alarms(measures: Measures, advice: str = ADVICE) -> list[str]:
     """Return a sentence about each finding to check before trusting the scores."""
     diverged = np.flatnonzero(_diverged(measures))
-    advice = "try a smaller training.lr."
     if len(measures.test_loss_C) == 1:  # a node, or a network of one: nothing to compare it with
         return [f"The loss is not finite: {advice}"] if len(diverged) else []
     found = []

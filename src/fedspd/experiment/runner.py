@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 from fedspd.config import ExperimentConfig, config_hash, load, validate
 from fedspd.core.errors import ConfigError, StorageError, WorkerError
+from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
+from fedspd.data.federation import as_inputs
 from fedspd.engines import engine_factory
 from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
-from fedspd.experiment.callbacks import Callback, Recorder, notify
+from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
 from fedspd.experiment.documents import about, check_same, documents
-from fedspd.experiment.events import metrics_fields, round_event, summary
+from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
+from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.privacy.budget import delta_warning, describe
 from fedspd.privacy.ledger import RunLedger, round_entry
@@ -67,14 +70,15 @@ def run(
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
     settings = _resumed_config(folder, config) if resume else as_config(config)
+    check_callbacks(callbacks)
     with engine_factory(engine, workers, address) as make_engine:
         experiment = build_experiment(settings, data, model)
         run_folder = _resume(folder, experiment) if resume else _start(folder, experiment)
         followers = [Recorder(run_folder), *callbacks]
         try:
-            with closing(make_engine(experiment.plan)) as made:
+            with closing(make_engine(experiment.plan)) as made, interrupts() as stop:
                 ledger = _new_ledger(experiment)
-                _Training(experiment, made, run_folder, followers, ledger).complete()
+                _Training(experiment, made, run_folder, followers, stop, ledger).complete()
         finally:
             run_folder.unlock()
     return Result(folder, experiment, run_folder.read("result.json"), temporary)
@@ -98,12 +102,24 @@ def _resumed_config(folder: Path, given: Config | None) -> ExperimentConfig:
     """Return the config in the folder; refuse another one."""
     RunFolder.open(folder)
     stored = load(folder / "config.toml")
-    if given is not None and config_hash(as_config(given)) != config_hash(stored):
+    if given is not None and config_hash(_named_as(as_config(given), stored)) != config_hash(
+        stored
+    ):
         raise StorageError(
             f"'{folder}': the run was started with another config. Resume it without a config, or "
             "start a new run in another folder."
         )
     return stored
+
+
+def _named_as(given: ExperimentConfig, stored: ExperimentConfig) -> ExperimentConfig:
+    """Return the config with the stored names of data and model that were passed as objects."""
+    tables: dict[str, Any] = {}
+    if stored.data.name.startswith(FROM_PYTHON):
+        tables["data"] = given.data.model_copy(update={"name": stored.data.name})
+    if (stored.model.name or "").startswith(FROM_PYTHON):
+        tables["model"] = given.model.model_copy(update={"name": stored.model.name})
+    return given.model_copy(update=tables)
 
 
 def _resume(folder: Path, experiment: Experiment) -> RunFolder:
@@ -137,6 +153,7 @@ class _Training:
     engine: Engine
     run_folder: RunFolder
     callbacks: Sequence[Callback]
+    interrupts: Interrupts
     ledger: RunLedger | None = None  # where examples are private
 
     def complete(self) -> None:
@@ -194,11 +211,14 @@ class _Training:
         saved_at, cost = time.perf_counter(), 0.0
         for t in range(done + 1, rounds + 1):
             notify(self.callbacks, self._run_round(t))
-            now = time.perf_counter()
-            if t == rounds or now - saved_at >= cost / CHECKPOINT_SHARE:
+            self.interrupts.has_unsaved_rounds = True
+            now, is_stopped = time.perf_counter(), self.interrupts.check()
+            if t == rounds or is_stopped or now - saved_at >= cost / CHECKPOINT_SHARE:
                 self._save(t)
                 saved_at = time.perf_counter()
                 cost = saved_at - now
+            if self.interrupts.check():
+                raise KeyboardInterrupt
 
     def _run_round(self, t: int) -> Json:
         """Run round t and return its event."""
@@ -207,7 +227,7 @@ class _Training:
         is_evaluated = t % config.evaluate_every == 0 or t == config.rounds
         measures = self.engine.measure() if is_evaluated else None
         rate = self.experiment.plan.learner.training.rate(t)
-        event = round_event(t, rate, report, measures)
+        event = round_event(t, rate, report, measures, divergence_advice(config))
         if self.ledger is not None:
             is_public = self.experiment.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS
             entry = round_entry(report.releases, report.traffic, graph, is_public)
@@ -217,10 +237,11 @@ class _Training:
         return event
 
     def _run_final_phase(self) -> None:
-        t = self.experiment.config.rounds + 1
+        config = self.experiment.config
+        t = config.rounds + 1
         joined = {"newcomers": self._newcomers(t)} if self.experiment.newcomers else {}
         report = self.engine.finish(t)
-        event = round_event(t, None, report, self.engine.measure())
+        event = round_event(t, None, report, self.engine.measure(), divergence_advice(config))
         event["alarms"] += self._warnings()
         notify(self.callbacks, {**event, "event": "final", **joined})
         self._save(t)
@@ -244,6 +265,7 @@ class _Training:
     def _save(self, t: int) -> None:
         with self.run_folder.checkpoint(t, {"round": t}) as folder:
             self.engine.save(folder)
+        self.interrupts.has_unsaved_rounds = False
 
 
 # ---- the result
@@ -276,10 +298,14 @@ class Result:
         """Return the method's final state of one client, such as centers_CSP with C = 1."""
         return self._runner(client).state
 
-    def predict(self, client: int, x: Tensor) -> Tensor:
-        """Return the outputs of the client's model for x, scaled as its training examples were."""
+    def predict(self, client: int, x: Any) -> Tensor:
+        """Return the outputs of the client's model for examples x, as they are in the dataset.
+
+        x is an array, a tensor or a list. Images of integers are scaled as in training.
+        """
         runner = self._runner(client)
-        return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [x])[0]
+        inputs = as_inputs(x, self.experiment.federation.shape)
+        return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [inputs])[0]
 
     def model(self, client: int) -> nn.Module:
         """Return the client's personalised model as an ordinary module."""
@@ -294,9 +320,11 @@ class Result:
     def _runner(self, client: int) -> BlockRunner:
         """Return a runner with the client's state from the last checkpoint."""
         clients = self.experiment.plan.clients
-        if not 0 <= client < clients:
+        if not isinstance(client, int | np.integer) or not 0 <= client < clients:
             raise ConfigError(f"client = {client}: expected 0 to {clients - 1}.")
-        runner = BlockRunner(self.experiment.plan.select_clients(range(client, client + 1)))
+        runner = BlockRunner(
+            self.experiment.plan.select_clients(range(int(client), int(client) + 1))
+        )
         latest = RunFolder(self.folder).latest()
         assert latest is not None
         runner.load(latest[0])

@@ -6,7 +6,7 @@ from functools import partial
 from torch import nn
 
 from fedspd.core.errors import ConfigError, nearest
-from fedspd.core.imports import load_object
+from fedspd.core.imports import FROM_PYTHON, load_object
 from fedspd.models.cnn import CifarCNN, PaperCNN
 from fedspd.models.dense import MLP, Linear
 from fedspd.models.mobilenet import MobileNetV2
@@ -36,6 +36,11 @@ def build_model(options: ModelOptions, shape: tuple[int, ...], classes: int) -> 
 
 
 def _check_options(options: ModelOptions, name: str) -> None:
+    if name.startswith(FROM_PYTHON):
+        raise ConfigError(
+            f"model.name = '{name}': this model was passed to fedspd.run, and no file has it. "
+            "Pass it again, as fedspd.run(..., model=...)."
+        )
     if ":" not in name and name not in MODELS:
         raise ConfigError(
             f"model.name = '{name}': unknown model; {nearest(name, MODELS)} "

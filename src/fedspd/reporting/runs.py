@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
@@ -66,9 +66,12 @@ class Run:
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the finished runs in these run and comparison folders, and notes about the others."""
-    found = {folder.resolve(): (folder, point) for folder, point in _run_folders(folders)}
+    found: dict[Path, tuple[Path, list[Json]]] = {}
+    for folder, point in _run_folders(folders):
+        found.setdefault(folder.resolve(), (folder, []))[1].append(point)
     unfinished = [folder for folder, _ in found.values() if not _is_finished(folder)]
-    runs = [_read_run(folder, point) for folder, point in found.values() if _is_finished(folder)]
+    finished = [(folder, points) for folder, points in found.values() if _is_finished(folder)]
+    runs = [run for folder, points in finished for run in _read_runs(folder, points)]
     if not runs:
         raise StorageError(
             f"There is nothing to report: none of the {len(found)} runs is finished."
@@ -92,11 +95,13 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _run_folders(folders: Sequence[Path]) -> Iterator[tuple[Path, Json]]:
-    """Yield every run folder with the point that its sweep declares."""
+    """Yield every run folder with each point that its sweep declares for it."""
     for folder in folders:
         if is_comparison(folder):
-            points = RunFolder(folder).read("compare.json")["points"]
-            yield from ((folder / name, point) for name, point in points.items())
+            content = RunFolder(folder).read("compare.json")
+            for name, point in content["points"].items():
+                for each in (point, *content.get("also", {}).get(name, [])):
+                    yield folder / name, each
         else:
             yield RunFolder.open(folder).folder, {}
 
@@ -114,16 +119,19 @@ def _explain_unfinished(folders: list[Path]) -> list[str]:
     return notes
 
 
-def _read_run(folder: Path, point: Json) -> Run:
+def _read_runs(folder: Path, points: Sequence[Json]) -> list[Run]:
+    """Return the run at each of its points."""
     record = RunFolder.open(folder)
-    return Run(
+    run = Run(
         folder,
         record.read("run.json"),
         record.read("partition.json"),
         record.read("result.json"),
         _read_history(record),
-        point,
+        points[0],
     )
+    distinct = [point for i, point in enumerate(points) if point not in points[:i]]
+    return [replace(run, point=point) for point in distinct]
 
 
 def _read_history(record: RunFolder) -> list[RoundScores]:

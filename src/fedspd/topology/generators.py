@@ -90,8 +90,24 @@ def _random_geometric(options: TopologyOptions, n: int, key: Key) -> Ints:
     if options.radius is None:
         count = edge_count(options.expected_degree(n), n)
     else:
-        count = len(cKDTree(point_N2).query_pairs(options.radius, output_type="ndarray"))
+        i, j = cKDTree(point_N2).query_pairs(options.radius, output_type="ndarray").T
+        number = encode(n, i.astype(np.int64), j.astype(np.int64))
+        _check_radius(options.radius, point_N2, number)
+        return np.sort(number)
     return choose_connected(n, _shortest_links(point_N2, count), count)
+
+
+def _check_radius(radius: float, point_N2: NDArray[np.float64], number: Ints) -> None:
+    """Refuse a radius at which the points are not connected, and name the smallest that does."""
+    n = len(point_N2)
+    if components(n, number)[0] == 1:
+        return
+    links = choose_connected(n, _shortest_links(point_N2, n - 1), n - 1)
+    smallest = math.ceil(_length(point_N2, links).max() * 10_000) / 10_000
+    raise TopologyError(
+        f"topology.radius = {radius:g}: the {n} clients of this seed are not connected; expected "
+        f"at least {smallest:g}. Raise it, or set topology.degree instead."
+    )
 
 
 def _shortest_links(point_N2: NDArray[np.float64], count: int) -> Ints:
