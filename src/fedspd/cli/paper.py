@@ -14,7 +14,7 @@ from fedspd.cli.progress import ComparisonProgress
 from fedspd.cli.tables import wide_console
 from fedspd.config import ExperimentConfig, as_toml
 from fedspd.core.errors import ConfigError, FedspdError, nearest
-from fedspd.paper import pages
+from fedspd.paper import pages, theory_report
 from fedspd.paper.definition import (
     READINGS,
     SCALES,
@@ -48,9 +48,15 @@ def paper(
     match words:
         case []:
             _list([load_experiment(name) for name in experiment_names()], workers, as_json)
+        case ["show", theory_report.NAME]:
+            print(json.dumps(theory_report.describe_theory(), indent=1))
+        case [theory_report.NAME]:
+            _run_theory(chosen_scale, out, as_json)
         case ["show", name]:
             _show(load_experiment(name), chosen_scale, as_json)
         case [name]:
+            if name == ALL:
+                _run_theory(chosen_scale, out, as_json=False)
             names = experiment_names() if name == ALL else [name]
             return _run(names, chosen_scale, chosen_reading, out, workers, as_json)
         case _:
@@ -96,7 +102,8 @@ def _list(experiments: Sequence[PaperExperiment], workers: int, as_json: bool) -
     words = ", ".join(f"{hours} h at scale {scale}" for scale, hours in total.items())
     print(
         f"Hours on {workers} cores of this machine, from the processor time of one gradient step. "
-        f"All together, with shared runs once: {words}."
+        f"All together, with shared runs once: {words}. 'theory' measures the theorems, in minutes "
+        "at scale small."
     )
 
 
@@ -152,6 +159,22 @@ def _show(experiment: PaperExperiment, scale: ScaleName, as_json: bool) -> None:
 
 
 # ---- run
+
+
+def _run_theory(scale: ScaleName, out: Path, as_json: bool) -> None:
+    """Measure the theorems; they have no runs and no values of the paper to compare with."""
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    series = theory_report.run_theory(out, scale, progress)
+    folder = theory_report.write_theory(out, scale, series)
+    found = theory_report.findings(series)
+    for sentence in found:
+        print(sentence, file=sys.stderr if as_json else sys.stdout)
+    print(f"Report: {folder / 'report.md'}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"findings": found, "report": str(folder / "report.md")}))
 
 
 def _run(
