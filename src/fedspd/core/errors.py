@@ -68,6 +68,10 @@ class UnreachableError(TransportError):
     """A neighbour that did not answer in time."""
 
 
+class RefusedError(UnreachableError):
+    """A neighbour at whose address nobody listens, or whose address does not exist."""
+
+
 class RejectedError(TransportError):
     """A neighbour that refused a call, and says why."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from chaos.insiders import InsiderNetwork, Lie
 from fedspd.config import validate
-from fedspd.core.errors import NodeError, RejectedError, StorageError
+from fedspd.core.errors import NodeError, RejectedError, StorageError, UnreachableError
 from fedspd.core.graph import Graph
 from fedspd.experiment.build import build_experiment
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.peer.sanity import own_loss
+from fedspd.node.wire.base import RpcMethod
+from fedspd.node.wire.memory import NetworkConditions, ideal_conditions
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request
 from fedspd.testing.peers import open_peers, run_together
 
@@ -30,7 +33,13 @@ TIMEOUTS = Timeouts(
 
 @contextmanager
 def peers_of(
-    lies: Mapping[str, Lie], graph: Graph, folder: Path, rounds: int = 6, **settings: Any
+    lies: Mapping[str, Lie],
+    graph: Graph,
+    folder: Path,
+    conditions: NetworkConditions = ideal_conditions,
+    timeouts: Timeouts = TIMEOUTS,
+    rounds: int = 6,
+    **settings: Any,
 ) -> Iterator[list[Peer]]:
     """Yield one peer per client of the graph; those of `lies` lie."""
     tree = {
@@ -43,7 +52,8 @@ def peers_of(
         "clusters": 1,
     }
     plan = build_experiment(validate({**tree, **settings})).plan
-    with open_peers(plan, graph, rounds, InsiderNetwork(lies), folder, TIMEOUTS) as peers:
+    network = InsiderNetwork(lies, conditions)
+    with open_peers(plan, graph, rounds, network, folder, timeouts) as peers:
         yield peers
 
 
@@ -101,6 +111,7 @@ def test_a_majority_of_insiders_moves_a_node_by_plausible_rounds(
         clock.seconds += 5.5
         for name in ("n1", "n2"):
             peer.detector.record_message(name, 401)  # as if they were done
+            peer.detector.record_reached(name)
         with caplog.at_level("INFO"):
             assert peer._skip_rounds(4) == 8
         assert "rounds skipped: from=4 to=8 said=401 said_by=n1,n2" in caplog.text
@@ -108,7 +119,28 @@ def test_a_majority_of_insiders_moves_a_node_by_plausible_rounds(
         clock.seconds += 10_000
         for name in ("n1", "n2"):
             peer.detector.record_message(name, 401)
+            peer.detector.record_reached(name)
         assert peer._skip_rounds(9) == 399  # the last round and the final phase are its own
+
+
+# ---- time
+
+
+async def cut_one_way(sender: str, receiver: str, method: RpcMethod) -> None:
+    """Lose all that n0 sends to n2; n2 reaches n0."""
+    if (sender, receiver) == ("n0", "n2"):
+        raise UnreachableError("the name does not resolve.")
+
+
+def test_link_that_works_one_way_delays_nobody(tmp_path: Path) -> None:
+    """n2 hears nothing from n0, and n0 never reaches n2: neither waits for the other."""
+    brief = replace(TIMEOUTS, down_after=1.0, min_deadline=30.0)
+    with peers_of({}, Graph.complete(4), tmp_path, cut_one_way, brief) as peers:
+        started = time.monotonic()
+        run(peers, [])
+        assert time.monotonic() - started < brief.min_deadline
+        for peer in peers:
+            assert committed(peer) == [1, 2, 3, 4, 5, 6]
 
 
 # ---- models
@@ -223,7 +255,7 @@ def test_journal_notices_every_flipped_bit_of_its_events(tmp_path: Path) -> None
         run(peers, [])
         path = tmp_path / "n0" / "events.jsonl"
         content = path.read_bytes()
-        for position in (*range(0, 8 * len(content), 7), 8 * len(content) - 5):
+        for position in (*range(0, 8 * len(content), 61), 8 * len(content) - 5):
             damaged = bytearray(content)
             damaged[position // 8] ^= 1 << position % 8
             path.write_bytes(damaged)

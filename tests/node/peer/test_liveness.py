@@ -36,6 +36,12 @@ def detector(clock: Clock) -> FailureDetector:
     return FailureDetector(TIMEOUTS, {"a": 0, "b": 1, "c": 2}, clock)
 
 
+def contact(detector: FailureDetector, name: str, round: int | None = None) -> None:
+    """Let a neighbour call this node, and this node reach it."""
+    detector.record_message(name, round)
+    detector.record_reached(name)
+
+
 def test_detector_knows_no_live_neighbour_before_the_first_message(
     detector: FailureDetector,
 ) -> None:
@@ -47,7 +53,7 @@ def test_detector_knows_no_live_neighbour_before_the_first_message(
 def test_detector_marks_a_neighbour_as_down_after_ten_silent_seconds(
     detector: FailureDetector, clock: Clock
 ) -> None:
-    detector.record_message("a")
+    contact(detector, "a")
     clock.now = 9.9
     assert detector.is_alive("a")
     clock.now = 10.0
@@ -57,18 +63,18 @@ def test_detector_marks_a_neighbour_as_down_after_ten_silent_seconds(
 def test_detector_knows_when_the_next_neighbour_is_marked_as_down(
     detector: FailureDetector, clock: Clock
 ) -> None:
-    detector.record_message("a")
+    contact(detector, "a")
     clock.now = 4.0
-    detector.record_message("b")
+    contact(detector, "b")
     assert detector.next_failure() == 10
-    detector.record_message("a")
+    contact(detector, "a")
     assert detector.next_failure() == 14
     clock.now = 14.0
     assert detector.next_failure() == float("inf")
 
 
 def test_heartbeat_is_due_after_two_silent_seconds(detector: FailureDetector, clock: Clock) -> None:
-    detector.record_message("a")
+    contact(detector, "a")
     clock.now = 1.9
     assert not detector.is_heartbeat_due("a")
     clock.now = 2.0
@@ -79,56 +85,120 @@ def test_deadline_starts_at_its_maximum(detector: FailureDetector) -> None:
     assert detector.deadline() == 100
 
 
-def test_deadline_is_three_times_the_slowest_response_of_a_live_neighbour(
+def test_neighbour_is_alive_only_if_both_directions_work(
     detector: FailureDetector, clock: Clock
 ) -> None:
-    for name, seconds in {"a": 4.0, "b": 7.0}.items():
-        detector.record_message(name)
-        detector.record_response(name, seconds)
-    assert detector.deadline() == 21
-    clock.now = 8.0
     detector.record_message("a")
-    clock.now = 12.0  # b has been silent for twelve seconds, a for four
-    assert detector.deadline() == 12
+    detector.record_reached("b")
+    assert detector.live_neighbours() == []
+    assert detector.is_heartbeat_due("a")
+    contact(detector, "a")
+    for clock.now in (4.0, 8.0, 12.0):
+        detector.record_message("a")  # it calls, but is not reached any more
+    assert not detector.is_alive("a")
+
+
+def test_refused_connection_marks_a_neighbour_as_down_at_once(detector: FailureDetector) -> None:
+    contact(detector, "a")
+    detector.record_refused("a")
+    assert not detector.is_alive("a")
+    contact(detector, "a")
+    assert detector.is_alive("a")
+
+
+def respond(detector: FailureDetector, name: str, *seconds: float) -> None:
+    contact(detector, name)
+    for each in seconds:
+        detector.record_response(name, each)
+
+
+def test_deadline_is_three_times_the_usual_response_of_the_median_neighbour(
+    detector: FailureDetector,
+) -> None:
+    respond(detector, "a", 4.0, 4.0, 40.0)
+    respond(detector, "b", 7.0)
+    respond(detector, "c", 30.0)  # a straggler, or an insider that answers as late as it may
+    assert detector.deadline() == 21
 
 
 def test_deadline_stays_between_its_limits(detector: FailureDetector) -> None:
-    detector.record_message("a")
-    detector.record_response("a", 0.01)
+    respond(detector, "a", 0.01)
     assert detector.deadline() == 5
-    detector.record_response("a", 1000)
+    respond(detector, "b", 1000)
+    respond(detector, "c", 1000)
     assert detector.deadline() == 100
 
 
 def test_deadline_forgets_old_responses(detector: FailureDetector) -> None:
-    detector.record_message("a")
-    for seconds in [30.0] + [2.0] * 8:
-        detector.record_response("a", seconds)
+    respond(detector, "a", *[30.0] * 8, *[2.0] * 8)
+    assert detector.deadline() == 6
+
+
+def test_missed_deadline_does_not_raise_the_next(detector: FailureDetector) -> None:
+    for name in "abc":
+        respond(detector, name, 2.0)
+    detector.record_missed_deadline("a", 1)
     assert detector.deadline() == 6
 
 
 def test_detector_stops_waiting_for_a_straggler_until_it_responds_in_time(
     detector: FailureDetector,
 ) -> None:
-    for name in "ab":
-        detector.record_message(name)
-        detector.record_response(name, 2.0)
+    respond(detector, "a", 2.0)
     for round in range(1, 1 + MAX_MISSED_DEADLINES):
         assert detector.is_awaited("a")
         for _ in range(5):  # a round with several exchanges counts once
-            detector.record_missed_deadline("a", 20.0, round)
+            detector.record_missed_deadline("a", round)
     assert not detector.is_awaited("a")
-    assert detector.deadline() == 6  # three times the response of b
-    detector.record_response("a", 3.0)
+    respond(detector, "a", 3.0)
     assert detector.is_awaited("a")
+
+
+def test_neighbour_that_only_greets_costs_its_budget_once(detector: FailureDetector) -> None:
+    """It has never answered: the others need 2 seconds, and it is waited for as long as it may."""
+    for name in "abc":
+        contact(detector, name)
+    assert detector.patience("a") == 60
+    detector.charge({"a": 62.0, "b": 2.0, "c": 2.0})
+    assert detector.neighbours["a"].budget_seconds == 2.0
+    assert detector.neighbours["a"].waited_seconds == 60.0
+    assert detector.patience("a") == 2.0
+    assert detector.neighbours["b"].budget_seconds == 60.0
+
+
+def test_insider_that_answers_late_slows_the_network_at_most_twice(
+    detector: FailureDetector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two neighbours answer after 2 seconds, the insider as late as the node waits for it."""
+    for name in "abc":
+        respond(detector, name, 2.0)
+    total = 0.0
+    for _ in range(100):
+        seconds = {"b": 2.0, "c": 2.0}
+        if detector.is_awaited("a"):
+            seconds["a"] = max(2.0, detector.patience("a"))
+            respond(detector, "a", seconds["a"])
+        detector.charge(seconds)
+        total += max(seconds.values())
+    assert detector.deadline() == 6
+    assert total <= 100 * 2 * 2 + 60
+    assert "neighbour slowed the network: node=a" in caplog.text
+
+
+def test_neighbour_at_half_speed_is_always_awaited(detector: FailureDetector) -> None:
+    for name in "abc":
+        respond(detector, name, 2.0)
+    for _ in range(1000):
+        assert detector.is_awaited("a")
+        detector.charge({"a": 4.0, "b": 2.0, "c": 2.0})
 
 
 def test_confirmed_round_needs_a_majority_of_the_neighbours(detector: FailureDetector) -> None:
     assert detector.confirmed_round() == 0
-    detector.record_message("a", 900)
+    contact(detector, "a", 900)
     assert detector.confirmed_round() == 0  # b and c are only late; a alone may be Byzantine
-    detector.record_message("b", 7)
-    detector.record_message("c", 5)
+    contact(detector, "b", 7)
+    contact(detector, "c", 5)
     assert detector.confirmed_round() == 7
     assert detector.witnesses(7) == ["a", "b"]
 
@@ -136,7 +206,7 @@ def test_confirmed_round_needs_a_majority_of_the_neighbours(detector: FailureDet
 def test_two_of_five_neighbours_confirm_nothing(clock: Clock) -> None:
     detector = FailureDetector(TIMEOUTS, dict(zip("abcde", range(5), strict=True)), clock)
     for name, round in {"a": 900, "b": 900, "c": 4, "d": 3, "e": 4}.items():
-        detector.record_message(name, round)
+        contact(detector, name, round)
     assert detector.confirmed_round() == 4
 
 
@@ -162,30 +232,30 @@ def test_pace_counts_the_time_away(clock: Clock) -> None:
 def test_confirmed_round_needs_one_neighbour_after_the_quorum_timeout(
     detector: FailureDetector, clock: Clock
 ) -> None:
-    detector.record_message("b", 3)
+    contact(detector, "b", 3)
     clock.now = TIMEOUTS.start - 1
-    detector.record_message("a", 9)
+    contact(detector, "a", 9)
     assert detector.confirmed_round() == 0  # c may only be late, b was there a while ago
     clock.now += 1
-    detector.record_message("a", 9)
+    contact(detector, "a", 9)
     assert detector.confirmed_round() == 9
-    detector.record_message("c", 4)
+    contact(detector, "c", 4)
     assert detector.confirmed_round() == 4  # c is back: two neighbours again
 
 
 def test_confirmed_round_follows_a_shorter_quorum_timeout(clock: Clock) -> None:
     detector = FailureDetector(TIMEOUTS, {"a": 0, "b": 1}, clock, quorum_timeout=5)
-    detector.record_message("a", 9)
+    contact(detector, "a", 9)
     assert detector.confirmed_round() == 0
     clock.now = 5
-    detector.record_message("a", 9)
+    contact(detector, "a", 9)
     assert detector.confirmed_round() == 9
 
 
 def test_confirmed_round_trusts_an_only_neighbour(clock: Clock) -> None:
     detector = FailureDetector(TIMEOUTS, {"a": 0}, clock)
     assert detector.confirmed_round() == 0
-    detector.record_message("a", 900)
+    contact(detector, "a", 900)
     assert detector.confirmed_round() == 900
     assert FailureDetector(TIMEOUTS, {}, clock).confirmed_round() == 0
 

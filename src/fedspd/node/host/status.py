@@ -104,6 +104,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
             "malformed": transport.malformed[name],
             "muted": transport.is_muted(name),
             "refused_models": protocol.refused[name],
+            "waited_seconds": round(neighbour.waited_seconds, 3),
             "last_error": protocol.last_errors.get(name),
         }
         for name, neighbour in detector.neighbours.items()
@@ -136,9 +137,10 @@ def samples(status: Json) -> Iterator[Sample]:
         ("fedspd_neighbour_round", "gauge", "round"),
         ("fedspd_neighbour_malformed_total", "counter", "malformed"),
         ("fedspd_neighbour_refused_models_total", "counter", "refused_models"),
+        ("fedspd_neighbour_waited_seconds_total", "counter", "waited_seconds"),
     ):
         for name, neighbour in status["neighbours"].items():
-            yield Sample(metric, kind, {"neighbour": name}, int(neighbour[field]))
+            yield Sample(metric, kind, {"neighbour": name}, float(neighbour[field]))
     for metric, direction in (
         ("fedspd_sent_bytes_total", "sent"),
         ("fedspd_received_bytes_total", "received"),

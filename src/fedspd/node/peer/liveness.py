@@ -3,14 +3,19 @@
 Times are seconds of this node's own clock. Clocks of two nodes are never compared.
 """
 
+import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
+
+log = logging.getLogger("fedspd.node")
 
 RESPONSES_KEPT = 8  # response times of a neighbour that the deadline adapts to
 MAX_MISSED_DEADLINES = 3  # in a row, after which a node no longer waits for a straggler
+MIN_REFUND_SECONDS = 1.0  # of a budget, in every round
 MAX_PACE_RATIO = 10  # how much faster than this node its neighbours may be
 MIN_ROUND_SECONDS = 0.001
 MAX_TICK_SECONDS = 0.25  # a longer gap between two readings: the process was suspended
@@ -23,7 +28,8 @@ class Timeouts:
     start: float = 120.0  # seconds for the neighbours to appear when a network starts
     min_deadline: float = 10.0  # seconds, lower bound of the deadline of an exchange
     max_deadline: float = 120.0  # seconds, its upper bound
-    deadline_factor: float = 3.0  # deadline as a multiple of the slowest recent response
+    deadline_factor: float = 3.0  # deadline as a multiple of the neighbours' usual response
+    budget: float = 60.0  # seconds that a node waits for one neighbour beyond the others, in all
     heartbeat_interval: float = 2.0  # seconds between heartbeats to a neighbour that is silent
     down_after: float = 10.0  # seconds without a message, then a neighbour is marked as down
     linger: float = 60.0  # seconds after the last round, for neighbours that are behind
@@ -53,10 +59,18 @@ class Neighbour:
     name: str
     client: int
     round: int = 0  # that it works on
-    last_seen: float | None = None  # time of its last message
+    last_seen: float | None = None  # time of its last call
+    last_reached: float | None = None  # time of the last call to it that succeeded
     missed_deadlines: int = 0  # in a row, at most one in a round
     missed_round: int = 0  # the last round in which it missed a deadline
     response_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RESPONSES_KEPT))
+    budget_seconds: float = 0.0  # that are left
+    waited_seconds: float = 0.0  # beyond the others, in all
+
+    @property
+    def usual_seconds(self) -> float:
+        """Its usual response time; 0 before the first."""
+        return median(self.response_seconds) if self.response_seconds else 0.0
 
 
 class Pace:
@@ -118,30 +132,66 @@ class FailureDetector:
 
     def add(self, name: str, client: int) -> None:
         """Watch one more neighbour."""
-        self.neighbours[name] = Neighbour(name, client)
+        self.neighbours[name] = Neighbour(name, client, budget_seconds=self.timeouts.budget)
 
     def record_message(self, name: str, round: int | None = None) -> None:
-        """Note that a neighbour sent a message, and the round that it works on if it says so."""
+        """Note that a neighbour called, and the round that it works on if it says so."""
         neighbour = self.neighbours[name]
         neighbour.last_seen = self.clock()
         if round is not None:
             neighbour.round = round
+
+    def record_reached(self, name: str, round: int | None = None) -> None:
+        """Note that a call to a neighbour succeeded, and the round that its answer says."""
+        neighbour = self.neighbours[name]
+        neighbour.last_reached = self.clock()
+        if round is not None:
+            neighbour.round = round
+
+    def record_refused(self, name: str) -> None:
+        """Note that nobody listens at the neighbour's address: it is down at once."""
+        self.neighbours[name].last_reached = None
 
     def record_response(self, name: str, seconds: float) -> None:
         """Note that a neighbour answered in time, and how long it took."""
         self.neighbours[name].missed_deadlines = 0
         self.neighbours[name].response_seconds.append(seconds)
 
-    def record_missed_deadline(self, name: str, seconds: float, round: int) -> None:
-        """Note that a neighbour did not answer in time, and how long the node waited for it."""
+    def record_missed_deadline(self, name: str, round: int) -> None:
+        """Note that a neighbour did not answer in time; this does not raise the next deadline."""
         neighbour = self.neighbours[name]
         neighbour.missed_deadlines += neighbour.missed_round != round
         neighbour.missed_round = round
-        neighbour.response_seconds.append(seconds)
+
+    def charge(self, seconds: Mapping[str, float], is_new_round: bool = True) -> None:
+        """Charge each neighbour for the wait beyond the usual one of an exchange.
+
+        A neighbour that costs no more than the round itself is never charged for long.
+        """
+        for name, neighbour in self.neighbours.items():
+            others = [each for other, each in seconds.items() if other != name]
+            usual = median(others) if others else neighbour.usual_seconds
+            extra = max(0.0, seconds.get(name, 0.0) - usual)
+            refund = max(usual, MIN_REFUND_SECONDS) if is_new_round else usual
+            before, half = neighbour.budget_seconds, self.timeouts.budget / 2
+            neighbour.budget_seconds = min(before - extra + refund, self.timeouts.budget)
+            neighbour.waited_seconds += extra
+            if neighbour.budget_seconds < half <= before:
+                log.warning(
+                    "neighbour slowed the network: node=%s waited_seconds=%.1f",
+                    name,
+                    neighbour.waited_seconds,
+                )
 
     def is_alive(self, name: str) -> bool:
-        """Return whether a neighbour sent a message lately; otherwise it is marked as down."""
+        """Return whether a neighbour called and was reached lately; otherwise it is down."""
         return self.clock() < self._down_at(self.neighbours[name])
+
+    def is_half_open(self, name: str) -> bool:
+        """Return whether a neighbour has started, but one direction of the link never worked."""
+        neighbour = self.neighbours[name]
+        has_worked = (neighbour.last_seen is not None, neighbour.last_reached is not None)
+        return any(has_worked) and self.clock() - self.started >= self.timeouts.down_after
 
     def live_neighbours(self) -> list[Neighbour]:
         """Return the neighbours that are alive."""
@@ -153,28 +203,38 @@ class FailureDetector:
         return min(map(self._down_at, self.live_neighbours()), default=float("inf"))
 
     def is_heartbeat_due(self, name: str) -> bool:
-        """Return whether a neighbour was silent for long enough to ask whether it is there."""
-        last_seen = self.neighbours[name].last_seen
-        return last_seen is None or self.clock() - last_seen >= self.timeouts.heartbeat_interval
+        """Return whether a neighbour was not reached, or silent, for the heartbeat interval."""
+        contact = _last_contact(self.neighbours[name])
+        return self.clock() - contact >= self.timeouts.heartbeat_interval
 
     def is_awaited(self, name: str) -> bool:
         """Return whether an exchange waits for a neighbour: it is alive and not a straggler."""
-        missed = self.neighbours[name].missed_deadlines
-        return self.is_alive(name) and missed < MAX_MISSED_DEADLINES
+        neighbour = self.neighbours[name]
+        has_time = neighbour.budget_seconds > 0
+        return self.is_alive(name) and has_time and not _is_straggler(neighbour)
 
     def deadline(self) -> float:
-        """Return the seconds that an exchange may take, adapted to the slowest neighbour.
+        """Return the seconds that an exchange may take, by the neighbours' usual responses.
 
-        Stragglers do not count. After a missed deadline, the time that was waited counts.
+        Their median counts, so that a minority cannot slow the others down.
         """
-        slowest = [
-            max(neighbour.response_seconds)
+        usual = [
+            neighbour.usual_seconds
             for neighbour in self.live_neighbours()
-            if neighbour.response_seconds and neighbour.missed_deadlines < MAX_MISSED_DEADLINES
+            if neighbour.response_seconds and not _is_straggler(neighbour)
         ]
         limits = self.timeouts
-        expected = limits.deadline_factor * max(slowest) if slowest else limits.max_deadline
+        expected = limits.deadline_factor * median(usual) if usual else limits.max_deadline
         return min(max(expected, limits.min_deadline), limits.max_deadline)
+
+    def patience(self, name: str) -> float:
+        """Return the seconds for which an exchange waits for a neighbour.
+
+        One that has never answered may need longer at first, but has a budget as all others.
+        """
+        neighbour, limits = self.neighbours[name], self.timeouts
+        deadline = self.deadline() if neighbour.response_seconds else limits.max_deadline
+        return min(deadline, max(neighbour.budget_seconds, 0.0))
 
     def confirmed_round(self) -> int:
         """Return the latest round that a majority of the neighbours reached, or 0.
@@ -195,6 +255,15 @@ class FailureDetector:
         return self.clock() - since < self.quorum_timeout or self.is_alive(neighbour.name)
 
     def _down_at(self, neighbour: Neighbour) -> float:
-        if neighbour.last_seen is None:
-            return float("-inf")
-        return neighbour.last_seen + self.timeouts.down_after
+        return _last_contact(neighbour) + self.timeouts.down_after
+
+
+def _last_contact(neighbour: Neighbour) -> float:
+    """Return the time until which both directions of a link are known to work."""
+    if neighbour.last_seen is None or neighbour.last_reached is None:
+        return float("-inf")
+    return min(neighbour.last_seen, neighbour.last_reached)
+
+
+def _is_straggler(neighbour: Neighbour) -> bool:
+    return neighbour.missed_deadlines >= MAX_MISSED_DEADLINES

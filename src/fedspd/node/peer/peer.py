@@ -83,9 +83,12 @@ class Peer:
             await self._join()
 
     def _has_all_neighbours(self) -> bool:
-        """Return whether every neighbour is alive, except for those that are muted."""
-        is_muted = self.protocol.transport.is_muted
-        return all(self.detector.is_alive(n) or is_muted(n) for n in self.detector.neighbours)
+        """Return whether every neighbour is alive, muted, or behind a link that works one way."""
+        is_muted, detector = self.protocol.transport.is_muted, self.detector
+        return all(
+            detector.is_alive(name) or is_muted(name) or detector.is_half_open(name)
+            for name in detector.neighbours
+        )
 
     async def _run_rounds(self, t: int) -> None:
         while t <= self.context.rounds and not self.is_leaving:

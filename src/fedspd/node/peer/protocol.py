@@ -11,9 +11,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from fedspd.core.errors import MalformedError, RejectedError, TransportError, UnreachableError
+from fedspd.core.errors import (
+    MalformedError,
+    RefusedError,
+    RejectedError,
+    TransportError,
+    UnreachableError,
+)
 from fedspd.core.exchange import Exchange
 from fedspd.node.peer.answers import Answer, build_announcement, clusters_to_fetch, select_models
 from fedspd.node.peer.context import NodeContext
@@ -88,15 +95,21 @@ class ExchangeProtocol:
 
     # ---- waiting
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
+    async def wait_until(
+        self,
+        condition: Callable[[], bool],
+        timeout_seconds: float,
+        next_change: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
         """Wait until a condition holds, or for a timeout.
 
         Each change that a condition depends on calls `_notify`. A timer covers changes by time
-        alone: a neighbour is marked as down, or a leaving node gives up its exchange.
+        alone: a neighbour is marked as down, a leaving node gives up its exchange, or whatever
+        `next_change` says.
         """
         end = self.clock() + timeout_seconds
         while not condition() and (now := self.clock()) < end:
-            times = (end, self.detector.next_failure(), self._give_up_at)
+            times = (end, self.detector.next_failure(), self._give_up_at, next_change())
             wake_up = min(time for time in times if time > now)
             self._changed.clear()
             with suppress(TimeoutError):
@@ -180,29 +193,43 @@ class ExchangeProtocol:
             name: self._spawn(self._receive(name, exchange_id, exchange)) for name in neighbours
         }
 
+        over_after: dict[str, float] = {}  # seconds, by neighbour
+
         # if a neighbour first learned of this node's next round, it would not wait for this one
         def is_over(name: str) -> bool:
             is_informed = announcing[name].done() or neighbours[name].round > exchange_id.round
-            return receiving[name].done() and is_informed
+            if receiving[name].done() and is_informed:
+                over_after.setdefault(name, self.clock() - started)
+            return name in over_after
 
         def is_pending(name: str) -> bool:
             return not is_over(name) and self._is_expected(name, exchange_id)
 
+        def ends_at(name: str) -> float:
+            return started + self.detector.patience(name)
+
+        def is_awaited(name: str) -> bool:
+            return is_pending(name) and self.clock() < ends_at(name)
+
+        awaited = [name for name in receiving if self._is_expected(name, exchange_id)]
         await self.wait_until(
-            lambda: self.clock() >= self._give_up_at or not any(map(is_pending, receiving)),
-            self.detector.deadline(),
+            lambda: self.clock() >= self._give_up_at or not any(map(is_awaited, receiving)),
+            self.timeouts.max_deadline,
+            lambda: min((ends_at(name) for name in receiving if is_awaited(name)), default=inf),
         )
         received = {
             name: result
             for name, task in receiving.items()
             if task.done() and (result := task.result()) is not None
         }
+        waited = self.clock() - started
+        seconds = {name: over_after.get(name, waited) for name in awaited}
+        self.detector.charge(seconds, is_new_round=exchange_id.number == 0)
         for name, task in receiving.items():
             if is_pending(name):
-                waited = self.clock() - started
-                self.detector.record_missed_deadline(name, waited, exchange_id.round)
+                self.detector.record_missed_deadline(name, exchange_id.round)
             elif name in received and is_over(name):
-                self.detector.record_response(name, received[name].seconds)
+                self.detector.record_response(name, over_after[name])
             task.cancel()
         return {name: result.answer for name, result in received.items()}
 
@@ -338,8 +365,9 @@ class ExchangeProtocol:
             await asyncio.sleep(MAX_TICK_SECONDS / 4)
 
     def _record_success(self, name: str, round: int | None = None) -> None:
-        self._record_message(name, round)
+        self.detector.record_reached(name, round)
         self.last_errors.pop(name, None)
+        self._notify()
 
     def _record_error(self, name: str, error: TransportError) -> None:
         """Keep an error for the status, and log it once unless the neighbour is just down."""
@@ -348,6 +376,9 @@ class ExchangeProtocol:
             self._logged_errors[name] = str(error)
             log.warning('call failed: node=%s error="%s"', name, error)
         self.last_errors[name] = str(error)
+        if isinstance(error, RefusedError):
+            self.detector.record_refused(name)
+            self._notify()
 
     def _spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
         """Start a task whose end is a change that `wait_until` looks at."""

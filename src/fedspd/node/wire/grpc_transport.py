@@ -17,6 +17,7 @@ from fedspd.core.errors import (
     ConfigError,
     MissingExtraError,
     NodeError,
+    RefusedError,
     RejectedError,
     TransportError,
     UnreachableError,
@@ -47,6 +48,7 @@ REQUEST_TIMEOUT_SECONDS = 10.0  # for a request to follow its headers
 MAX_VERIFIED = 256  # verified certificates that are remembered
 MAX_DESCRIPTORS = 65_536  # files and connections to ask the system for
 MAX_RPCS = 256  # at a time; base.py limits each neighbour to a few of them
+REFUSALS = ("Connection refused", "DNS resolution failed")  # in gRPC's words
 MAX_DETAIL_CHARS = 300  # of a neighbour's error
 Options = list[tuple[str, int | str]]
 
@@ -341,4 +343,6 @@ def _translate(neighbour: str, error: Any) -> TransportError:
         )
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnreachableError(f"'{neighbour}' did not answer in time.")
-    return UnreachableError(f"'{neighbour}' cannot be reached ({sentence}).")
+    is_refused = any(sign in details for sign in REFUSALS)
+    kind = RefusedError if is_refused else UnreachableError
+    return kind(f"'{neighbour}' cannot be reached ({sentence}).")

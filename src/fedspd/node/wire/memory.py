@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from fedspd.core.errors import UnreachableError
+from fedspd.core.errors import RefusedError, UnreachableError
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.wire.base import BaseTransport, FrameStream, RpcMethod
 from fedspd.node.wire.messages import Handler
@@ -67,7 +67,7 @@ class MemoryTransport(BaseTransport):
             async with asyncio.timeout_at(deadline):
                 await self.network.conditions(self.name, neighbour, method)
             if neighbour not in self.network.nodes:
-                raise UnreachableError(f"'{neighbour}' has not started, or has stopped.")
+                raise RefusedError(f"'{neighbour}' has not started, or has stopped.")
             receiver = self.network.nodes[neighbour]
             async with aclosing(receiver.receive(self.name, method, data)) as frames:
                 while (frame := await _next_before(deadline, frames)) is not None:
