@@ -32,6 +32,7 @@ from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.partitioning import federate
 from fedspd.privacy.budget import Budget, Schedule, plan_budget
 from fedspd.privacy.checks import check_model
+from fedspd.privacy.randomness import Source
 from fedspd.runtime.plan import GroundTruth, Plan
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -182,7 +183,7 @@ def build_learner(
     precision, head = config.precision, config.model.head
     if precision != "float32":
         _check_processor(config, device)
-    mechanism = None if budget is None else budget.mechanism
+    mechanism = None if budget is None else replace(budget.mechanism, source=Source())
     training = config.training.over(config.rounds)
     about = training, loss, device, getattr(torch, dtype), head, precision, mechanism
     try:

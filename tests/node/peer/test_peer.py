@@ -356,7 +356,7 @@ def test_newcomer_ignores_a_neighbour_that_offers_too_few_clusters(
         monkeypatch.setattr(
             protocol,
             "_offer_to_newcomer",
-            lambda request: Offer((0,), honest(request).model_KP[:1]),
+            lambda *about: Offer((0,), honest(*about).model_KP[:1]),
         )
 
     with caplog.at_level("INFO"):

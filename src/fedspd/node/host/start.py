@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from fedspd.core.errors import ConfigError, StorageError
+from fedspd.experiment.build import build_budget
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.host.plan import build_plan
 from fedspd.node.host.status import StatusServer, node_status
@@ -15,6 +16,7 @@ from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
+from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.wire.grpc_transport import GrpcTransport
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.processes import keep_memory
@@ -51,7 +53,9 @@ def run(
     journal = _open_journal(bundle.journal_folder(state), bundle)
     try:
         runner = BlockRunner(build_plan(bundle, data))
-        peer = Peer(context, runner, journal, transport, timeouts)
+        budget = build_budget(bundle.config)
+        privacy = None if budget is None else NodePrivacy(journal, runner, budget)
+        peer = Peer(context, runner, journal, transport, timeouts, privacy)
         server = StatusServer(
             lambda: node_status(peer, transport), journal.run_folder.folder, status_port
         )

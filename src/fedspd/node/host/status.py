@@ -123,6 +123,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
         "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
         "refused": dict(transport.rejected),
         "refused_means": peer.refused_means,
+        "privacy": None if peer.privacy is None else peer.privacy.report(),
         "last_round": last,
     }
 

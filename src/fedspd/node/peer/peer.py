@@ -19,6 +19,7 @@ from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Pace, Timeouts
+from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.protocol import ExchangeProtocol
 from fedspd.node.peer.sanity import Judge, is_finite, own_loss
 from fedspd.node.wire.messages import JOINING, Announcement, Transport
@@ -40,15 +41,21 @@ class Peer:
         journal: Journal,
         transport: Transport,
         timeouts: Timeouts | None = None,
+        privacy: NodePrivacy | None = None,
     ) -> None:
         self.context, self.runner, self.journal = context, runner, journal
         self.timeouts = timeouts or Timeouts()
         self.protocol = ExchangeProtocol(context, runner, transport, self.timeouts)
+        self.protect(privacy)
         self.detector = self.protocol.detector
         self.pace, self.judge = Pace(self.protocol.clock), Judge(runner)
         self.refused_means = 0  # since the node started
         self._exchanges = 0  # of the current round
         self.is_leaving = False
+
+    def protect(self, privacy: NodePrivacy | None) -> None:
+        """Keep a ledger and use secret noise; None: the noise, if any, follows from the seed."""
+        self.privacy = self.protocol.privacy = privacy
 
     def leave(self) -> None:
         """Finish the step, commit it and end."""
@@ -64,6 +71,8 @@ class Peer:
             )
             journal = self.journal
             self.pace.record_return(done, journal.round_seconds, journal.idle_seconds)
+            if self.privacy is not None:
+                self.privacy.keep_shared()
             self.protocol.advance(ExchangeId(done + 1, 0))
             await self._find_neighbours(done)
             await self._run_rounds(done + 1)
@@ -122,20 +131,31 @@ class Peer:
             return
         answers, waited = played
         refused: list[str] = []
-        if await asyncio.to_thread(self.judge.is_ruined):
+        if await asyncio.to_thread(self._is_ruined):
             refused = await self._repeat_alone(t, before, answers)
         received = sorted(set(answers) - set(refused))
         missing = sorted(set(self.detector.neighbours) - set(answers)) if self._exchanges else []
         seconds = {"total": time.perf_counter() - started, "waiting": waited}
         await self._commit(t, received, missing, refused, seconds)
 
+    def _is_ruined(self) -> bool:
+        """Return whether the round is to be repeated alone.
+
+        Examples that are private have no say: what the node sends next would tell of them.
+        """
+        return self.judge.is_ruined() if self.privacy is None else not is_finite(self.runner)
+
     async def _play_round(self, t: int) -> tuple[dict[str, Answer], float] | None:
         """Return the last answers and the seconds of waiting; None if the round is given up."""
         waited, self._exchanges = 0.0, 0
         answers: dict[str, Answer] = {}
+        if self.privacy is not None:
+            self.privacy.begin_round(t)
         announcements = await asyncio.to_thread(self.runner.start_round, t)
         while announcements is not None:
             before, exchange = time.perf_counter(), self.runner.exchange
+            if self.privacy is not None:
+                self.privacy.pay(t)
             answers = await self.protocol.run_exchange(ExchangeId(t, self._exchanges), exchange)
             waited += time.perf_counter() - before
             self._exchanges += 1
@@ -192,6 +212,9 @@ class Peer:
             "seconds": {name: round(value, 6) for name, value in seconds.items()},
             "deadline": round(self.detector.deadline(), 3),
         }
+        if self.privacy is not None:
+            self.privacy.settle(t)
+            about["privacy"] = self.privacy.report()
         is_evaluated = t % self.context.evaluate_every == 0 or t == self.context.rounds
         await asyncio.to_thread(self.journal.commit, self.runner, t, about, is_evaluated)
         self.pace.record_round(seconds["total"])

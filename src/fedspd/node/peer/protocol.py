@@ -26,6 +26,7 @@ from fedspd.node.peer.answers import Answer, build_announcement, clusters_to_fet
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
+from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.sanity import MAX_EXAMPLES_RATIO, find_excess
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
 from fedspd.runtime.block_runner import BlockRunner
@@ -59,6 +60,7 @@ class ExchangeProtocol:
         # a newcomer depends on the neighbours that are up, so it soon trusts a single one
         quorum_timeout = timeouts.min_deadline if context.is_newcomer else timeouts.start
         self.detector = FailureDetector(timeouts, context.neighbours, self.clock, quorum_timeout)
+        self.privacy: NodePrivacy | None = None
         self.inbox = Inbox()
         self.offers: dict[ExchangeId, Exchange] = {}
         self.refused: Counter[str] = Counter()  # models out of bounds, by neighbour
@@ -146,23 +148,28 @@ class ExchangeProtocol:
         if request.exchange == JOINING:
             if self.detector.neighbours[sender].client < self.context.clients:
                 raise RejectedError("only a node that was added later may ask for all models.")
-            return self._offer_to_newcomer(request)
+            return self._offer_to_newcomer(sender, request)
         exchange = self.offers.get(ExchangeId(request.round, request.exchange))
         if exchange is None:
             raise RejectedError(
                 f"nothing is on offer here for round {request.round}; "
                 f"this node is in round {self.current.round}."
             )
+        if self.privacy is not None:
+            self.privacy.record_receiver(sender)
         return select_models(exchange.cluster_CK[0].tolist(), exchange.model_CKP[0], request)
 
     def handle_mute(self, neighbour: str) -> None:
         """Stop waiting for a neighbour that the transport has muted."""
         self._notify()
 
-    def _offer_to_newcomer(self, request: Request) -> Offer:
+    def _offer_to_newcomer(self, sender: str, request: Request) -> Offer:
         if self.runner.state is None:
             raise RejectedError("this node has not begun yet.")
-        cluster_CK, model_CKP = self.runner.plan.algorithm.share(self.runner.state)
+        if self.privacy is None:
+            cluster_CK, model_CKP = self.runner.plan.algorithm.share(self.runner.state)
+        else:
+            cluster_CK, model_CKP = self.privacy.offer_to_newcomer(sender)
         return select_models(cluster_CK[0].tolist(), model_CKP[0], request)
 
     def _add_unknown(self, sender: str) -> None:
@@ -182,12 +189,13 @@ class ExchangeProtocol:
 
     async def run_exchange(self, exchange_id: ExchangeId, exchange: Exchange) -> dict[str, Answer]:
         """Return the answers by neighbour, without those that are silent past the deadline."""
-        self.current, self.offers[exchange_id] = exchange_id, exchange
+        outgoing = exchange if self.privacy is None else self.privacy.outgoing(exchange)
+        self.current, self.offers[exchange_id] = exchange_id, outgoing
         for oldest in sorted(self.offers)[:-OFFERED_EXCHANGES]:
             del self.offers[oldest]
         neighbours, started = self.detector.neighbours, self.clock()
         rule = self.context.rule
-        announcement = build_announcement(exchange_id, exchange, len(neighbours), rule)
+        announcement = build_announcement(exchange_id, outgoing, len(neighbours), rule)
         announcing = {name: self._spawn(self._announce(name, announcement)) for name in neighbours}
         receiving = {
             name: self._spawn(self._receive(name, exchange_id, exchange)) for name in neighbours
@@ -264,6 +272,8 @@ class ExchangeProtocol:
     async def _announce(self, name: str, announcement: Announcement) -> None:
         """Announce an exchange until it is over: a neighbour that returns needs no old news."""
         exchange_id = ExchangeId(announcement.round, announcement.exchange)
+        if self.privacy is not None:
+            self.privacy.record_announcement(name)
         await self._retry(
             name,
             lambda: self.transport.announce(name, announcement, CALL_SECONDS),
@@ -309,7 +319,8 @@ class ExchangeProtocol:
         """Return the announcement with at most so many examples as this node finds plausible."""
         if self.context.rule != "examples":
             return announcement
-        limit = MAX_EXAMPLES_RATIO * int(self.runner.plan.train.counts_C[0])
+        own = 1 if self.privacy is not None else int(self.runner.plan.train.counts_C[0])
+        limit = MAX_EXAMPLES_RATIO * own  # a private node tells nobody how many it has
         weights = tuple(min(weight, limit) for weight in announcement.weights)
         return replace(announcement, weights=weights)
 

@@ -1,0 +1,224 @@
+"""A node's ledger: written before anything is sent, never twice, never forgotten."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedspd.algorithms import METHODS
+from fedspd.core.errors import RejectedError, StorageError
+from fedspd.core.exchange import Neighbourhood
+from fedspd.core.graph import Graph
+from fedspd.core.ledger import NO_CLUSTER
+from fedspd.engines.simulator import Simulator
+from fedspd.node.peer.journal import Journal
+from fedspd.node.peer.privacy import NodePrivacy
+from fedspd.privacy.accountant import epsilon
+from fedspd.privacy.budget import Budget
+from fedspd.privacy.mechanisms import DPSGD
+from fedspd.privacy.options import PrivacyOptions
+from fedspd.privacy.randomness import Source
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.testing import Subject
+from fedspd.testing.peers import MemoryNetwork, open_peers, run_together
+from fedspd.testing.subject import path_graph, run, select_clients
+
+MECHANISM = DPSGD.of(noise=2.0, clip=1.0, rate=1.0, epochs=2)
+OWNER = {"network": "a", "node": "n0", "agreement": "b"}
+ROUNDS = 3
+NO_LIMIT = PrivacyOptions(noise=2.0)
+
+
+def budget_of(options: PrivacyOptions = NO_LIMIT) -> Budget:
+    return Budget(options, MECHANISM, [])
+
+
+def subject(method: str = "fedavg", **options: object) -> Subject:
+    """Return a method with its own source of noise."""
+    return Subject(METHODS[method], 2, options, replace(MECHANISM, source=Source()))
+
+
+def runner_of(method: str = "fedavg", client: int = 0, **options: object) -> BlockRunner:
+    return BlockRunner(select_clients(subject(method, **options).plan(), [client]))
+
+
+class Node:
+    """A node without a network: it sends its offers into a file, and hears itself alone."""
+
+    def __init__(self, folder: Path, options: PrivacyOptions = NO_LIMIT) -> None:
+        self.folder, self.runner = folder, runner_of()
+        self.journal = Journal(folder / "state", OWNER)
+        self.privacy = NodePrivacy(self.journal, self.runner, budget_of(options))
+
+    def send(self, t: int, model: torch.Tensor) -> None:
+        with open(self.folder / "sent.jsonl", "a") as file:
+            file.write(json.dumps([t, model.flatten().tolist()]) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def run(self, step: Callable[[], None] = lambda: None) -> None:
+        """Run all rounds as a peer does; `step` is called after every effect on the disk."""
+        done = self.journal.restore(self.runner, False)
+        for t in range(done + 1, ROUNDS + 1):
+            self.privacy.begin_round(t)
+            self.runner.start_round(t)
+            step()
+            exchange = self.runner.exchange
+            self.privacy.pay(t)
+            step()
+            outgoing = self.privacy.outgoing(exchange)
+            if (outgoing.cluster_CK != NO_CLUSTER).all():
+                self.privacy.record_receiver("n1")
+                step()
+                self.send(t, outgoing.model_CKP)
+            step()
+            self.runner.advance(Neighbourhood.of(Graph.from_edges(1, []), [0], exchange))
+            self.privacy.settle(t)
+            step()
+            self.journal.commit(self.runner, t, {"seconds": {"total": 0.1}}, False)
+            step()
+        self.journal.close()
+
+    def sent(self) -> dict[int, set[tuple[float, ...]]]:
+        """Return the different models that were sent in each round."""
+        models: dict[int, set[tuple[float, ...]]] = {}
+        for line in (self.folder / "sent.jsonl").read_text().splitlines():
+            t, model = json.loads(line)
+            models.setdefault(t, set()).add(tuple(model))
+        return models
+
+
+def killed_at(folder: Path, step: int) -> bool:
+    """Run a node in a process that is killed at a step; return whether it came so far."""
+    child = os.fork()
+    if child == 0:
+        calls = 0
+
+        def count() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Node(folder).run(count)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def test_kill_at_every_step_neither_spends_twice_nor_forgets(tmp_path):
+    step = 0
+    while True:
+        step += 1
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        was_killed = killed_at(folder, step)
+        node = Node(folder)
+        node.run()
+        releases = node.privacy.ledger["releases"]
+        assert [release["round"] for release in releases] == list(range(1, ROUNDS + 1))
+        assert node.privacy.ledger["received"] == {"n1": ROUNDS}
+        # a model that was sent twice was the same model: its noise was paid for once
+        assert {t: len(models) for t, models in node.sent().items()} == {1: 1, 2: 1, 3: 1}
+        if not was_killed:
+            break
+    assert step > 6 * ROUNDS
+
+
+def test_noise_is_secret_and_the_same_after_a_restart(tmp_path):
+    models = []
+    for name in ("a", "a", "b"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        node = Node(tmp_path / name)
+        node.journal.restore(node.runner, False)
+        node.privacy.begin_round(1)
+        node.runner.start_round(1)
+        models.append(node.runner.exchange.model_CKP)
+        node.journal.close()
+    assert torch.equal(models[0], models[1])
+    assert not torch.allclose(models[0], models[2], atol=1e-3)
+    assert (tmp_path / "a" / "state" / "privacy.key").stat().st_mode & 0o077 == 0
+
+
+def test_another_state_gets_other_noise_and_is_paid_again(tmp_path):
+    """As when a damaged checkpoint makes a node go back by a round."""
+    node = Node(tmp_path)
+    node.journal.restore(node.runner, False)
+    for shift in (0.0, 1.0):
+        state = node.runner.state
+        node.runner.state = replace(state, model_CP=state.model_CP + shift)
+        node.privacy.begin_round(1)
+        node.runner.start_round(1)
+        node.privacy.pay(1)
+        node.runner.state = state
+    assert len({release["id"] for release in node.privacy.ledger["releases"]}) == 2
+    node.journal.close()
+
+
+def test_neighbour_pays_for_every_release_up_to_the_last_that_it_received(tmp_path):
+    node = Node(tmp_path)
+    node.run()
+    node.privacy.ledger["received"] = {"n1": 3, "n2": 1}
+    spent = [MECHANISM.update_release(4), MECHANISM.update_release(2), MECHANISM.update_release(2)]
+    report = node.privacy.report()
+    assert report["neighbours"]["n1"] == pytest.approx(epsilon(spent, 1e-5), abs=1e-5)
+    assert report["neighbours"]["n2"] == pytest.approx(epsilon(spent[:1], 1e-5), abs=1e-5)
+    assert report["epsilon"] == report["neighbours"]["n1"]
+
+
+def test_node_is_silent_once_its_budget_is_spent_and_shares_no_unpaid_model(tmp_path):
+    two_rounds = epsilon([MECHANISM.update_release(4), MECHANISM.update_release(2)], 1e-5)
+    node = Node(tmp_path, PrivacyOptions(epsilon=two_rounds + 1e-6))
+    node.run()
+    assert sorted(node.sent()) == [1, 2]
+    assert len(node.privacy.ledger["releases"]) == 3  # it goes on training
+    report = node.privacy.report()
+    assert report["silent"]
+    assert report["epsilon"] <= two_rounds + 1e-6
+    assert node.privacy.shared is not None  # of round 2
+    again = Node(tmp_path, PrivacyOptions(epsilon=two_rounds + 1e-6))
+    again.journal.restore(again.runner, False)
+    again.privacy.keep_shared()
+    with pytest.raises(RejectedError, match="nothing to share"):
+        again.privacy.offer_to_newcomer("n9")
+    again.journal.close()
+
+
+def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
+    Node(tmp_path).run()
+    journal = Journal(tmp_path / "state", OWNER)
+    with pytest.raises(StorageError, match="training data have changed"):
+        NodePrivacy(journal, runner_of(client=2), budget_of())
+    (tmp_path / "state" / "privacy.json").unlink()
+    with pytest.raises(StorageError, match="ledger of what this node has released"):
+        NodePrivacy(journal, runner_of(), budget_of())
+    journal.close()
+
+
+# ---- a network
+
+
+def test_network_goes_on_without_the_models_of_a_silent_node(tmp_path):
+    plan, one_round = subject().plan(), epsilon([MECHANISM.update_release(4)], 1e-5) + 1e-6
+    with open_peers(plan, path_graph(), ROUNDS, MemoryNetwork(), tmp_path) as peers:
+        for client, peer in enumerate(peers):
+            own = subject().plan().learner  # one process has one node, and one source of noise
+            peer.runner.plan = replace(peer.runner.plan, learner=own)
+            options = PrivacyOptions(epsilon=one_round) if client == 2 else NO_LIMIT
+            peer.protect(NodePrivacy(peer.journal, peer.runner, budget_of(options)))
+        asyncio.run(run_together(*(peer.run() for peer in peers)))
+    ledgers = [peer.privacy.ledger for peer in peers]
+    assert [ledger["silent"] for ledger in ledgers] == [False, False, True, False, False]
+    assert ledgers[2]["received"] == {"n1": 1, "n3": 1}
+    assert ledgers[1]["received"] == {"n0": ROUNDS, "n2": ROUNDS}
+    event = peers[1].journal.run_folder.read("privacy.json")
+    assert event["received"] == ledgers[1]["received"]
+    # Secret noise: a private network equals its simulation in distribution, not by hash.
+    simulated = run(Simulator(plan), path_graph(), 1, ROUNDS)
+    assert peers[0].runner.digests()[0] != simulated[0]
