@@ -3,17 +3,21 @@
     python benchmarks/memory.py                     10,000 clients, 1,976 parameters, degree 6,
                                                     ten rounds, two workers
     python benchmarks/memory.py 3000 --hidden 240   fewer clients, 9,848 parameters
+    python benchmarks/memory.py 100000              many clients
 
 Memory is the proportional set size (PSS), summed over the processes and sampled 20 times a second:
 pages that several processes share are counted once.
 """
 
 import os
+import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -45,11 +49,33 @@ def process_bytes(process: int) -> int:
         return 0
 
 
-def total_bytes() -> int:
-    """Return the PSS of this process and its children."""
+def processes() -> list[int]:
+    """Return this process and its children."""
     me = os.getpid()
-    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
-    return process_bytes(me) + sum(process_bytes(int(child)) for child in children)
+    return [me, *map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split())]
+
+
+def total_bytes() -> int:
+    """Return the PSS of all processes."""
+    return sum(process_bytes(process) for process in processes())
+
+
+def processor_seconds() -> float:
+    """Return the time that all processes have had on a core."""
+    fields = [Path(f"/proc/{process}/stat").read_text().rsplit(")")[1] for process in processes()]
+    ticks = sum(int(tick) for line in fields for tick in line.split()[11:13])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class RoundClock(fedspd.Callback):
+    """The callback that notes the processor time at the end of each round."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_round(self, event: dict[str, Any]) -> None:
+        self.ends.append(processor_seconds())
+        print(f"round {event['round']}: {total_bytes() / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
 
 class PeakSampler(threading.Thread):
@@ -95,10 +121,11 @@ def main(
     config = load(overrides=settings)
     arrays = data(clients)
     parameters, predicted = predict(config, arrays, workers)
-    sampler, started = PeakSampler(), time.perf_counter()
+    sampler, clock, started = PeakSampler(), RoundClock(), time.perf_counter()
     sampler.start()
     with tempfile.TemporaryDirectory() as folder:
-        fedspd.run(config, data=arrays, workers=workers, out=Path(folder) / "run")
+        out = Path(folder) / "run"
+        fedspd.run(config, data=arrays, workers=workers, out=out, callbacks=[clock])
     seconds = time.perf_counter() - started
     sampler.ended.set()
     sampler.join()
@@ -106,7 +133,9 @@ def main(
     error = 100 * (predicted / sampler.peak - 1)
     print(f"{clients:,} clients, {parameters:,} parameters each (of all centers)")
     print(f"{rounds} rounds, {workers} workers")
+    rounds_ms = [1000 * (end - start) / clients for start, end in pairwise(clock.ends[:-1])]
     print(f"time:        {seconds:,.0f} s")
+    print(f"round:       {median(rounds_ms):.3f} processor milliseconds per client")
     print(f"N x S x P:   {centers / 1e6:,.0f} MB")
     print(f"predicted:   {predicted / 1e6:,.0f} MB ({error:+.1f} %)")
     print(f"measured:    {sampler.peak / 1e6:,.0f} MB")

@@ -11,11 +11,12 @@ Shapes: N clients, K models offered by each, P parameters of a model.
 import math
 import mmap
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Concatenate
+from typing import Any, Concatenate
 
 import torch
 from torch import Tensor
@@ -36,7 +37,8 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import Child, give_memory_back, keep_memory
 
-MAX_SLICES = 16  # of a worker: a round holds about six copies of the state of a slice
+MAX_SLICES = 32  # of a worker: a round holds about six copies of the state of a slice
+MIN_MOVED_BYTES = 1 << 20  # of a table of the state: smaller ones fill gaps of the heap
 MIN_SLICE_BYTES = 4 << 20  # of the state: below, a slice has too few clients to train together
 
 
@@ -108,6 +110,24 @@ class SharedMemoryBlock(BlockRunner):
         self.memory = memory
         self.offered_NKP = torch.empty(0)
 
+    def keep(self, state: Any) -> Any:
+        """Move the large tables of a slice out of the heap.
+
+        There they would stand between those that a step needs for a moment, whose gaps the next
+        slice cannot always fill.
+        """
+        if self.memory is None:
+            return super().keep(state)
+        tables = {field.name: getattr(state, field.name) for field in fields(state)}
+        before = () if self.state is None else self.tables().values()
+        kept = {table.data_ptr() for table in before}
+        moved = {
+            name: _moved(table)
+            for name, table in tables.items()
+            if table.nbytes >= MIN_MOVED_BYTES and table.data_ptr() not in kept
+        }
+        return super().keep(replace(state, **moved))
+
     def place_first_offer(self, announced: Announcements) -> None:
         """Free the models of this slice before the next one trains."""
         if self.memory is not None:
@@ -140,6 +160,7 @@ class SharedMemoryBlock(BlockRunner):
 
 
 RELEASING_COMMANDS = (BlockRunner.begin, BlockRunner.measure, BlockRunner.finish)
+STEPS_OF_A_ROUND = (BlockRunner.start_round, SharedMemoryBlock.receive)
 
 
 def _execute(
@@ -148,10 +169,16 @@ def _execute(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> list[Answer]:
-    """Execute the command on one slice after another."""
-    answers = [command(block, *args, **kwargs) for block in blocks]
-    if command in RELEASING_COMMANDS:
-        give_memory_back()
+    """Execute the command on one slice after another.
+
+    Each slice leaves free memory behind, which the next one cannot always use: it goes back.
+    """
+    answers = []
+    is_sliced_step = len(blocks) > 1 and command in STEPS_OF_A_ROUND
+    for block in blocks:
+        answers.append(command(block, *args, **kwargs))
+        if is_sliced_step or command in RELEASING_COMMANDS:
+            give_memory_back()
     return answers
 
 
@@ -230,6 +257,12 @@ def _shared_tensor(plan: Plan) -> Tensor:
     elements = plan.clients * _elements(plan)
     memory = mmap.mmap(-1, max(1, elements) * plan.learner.dtype.itemsize)
     return torch.frombuffer(memory, dtype=plan.learner.dtype)
+
+
+def _moved(table: Tensor) -> Tensor:
+    """Return a copy in pages of its own, which go back to the system with it."""
+    pages = mmap.mmap(-1, table.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=table.dtype).view(table.shape).copy_(table)
 
 
 def _view(memory: Tensor, shape: tuple[int, int, int]) -> Tensor:

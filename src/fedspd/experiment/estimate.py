@@ -5,6 +5,7 @@ only counts its steps, and memory is measured in a fork.
 """
 
 import gc
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,6 +89,7 @@ class IdleLearner(Learner):
     """A learner that does not train: it counts its steps, and allocates what a round needs."""
 
     def __init__(self, learner: Learner) -> None:
+        self._touched: set[int] = set()  # sizes of models that have been trained
         if learner.device.type == "cpu":
             self.__dict__.update(learner.__dict__, _splits={})
         else:  # a fork cannot use a GPU that its parent has used
@@ -103,6 +105,17 @@ class IdleLearner(Learner):
 
     def train(self, model_CP: Tensor, data: Block, key: Key, **options: Any) -> Tensor:
         """Count the steps, and return the models as they are."""
+        return self._count(super().train, model_CP, data, key, **options)
+
+    def _count(
+        self,
+        train: Callable[..., Tensor],
+        model_CP: Tensor,
+        data: Block,
+        key: Key,
+        **options: Any,
+    ) -> Tensor:
+        self._touch_memory(train, model_CP, data, key)
         rates, only_CE = options.get("rates"), options.get("only_CE")
         count_C = data.counts_C if only_CE is None else only_CE.sum(1)
         epochs = len(self.training.rates(key.round) if rates is None else rates)
@@ -112,12 +125,26 @@ class IdleLearner(Learner):
         self.effort.steps += epochs * int(batches_C.sum())
         return model_CP.clone()
 
+    def _touch_memory(
+        self, train: Callable[..., Tensor], model_CP: Tensor, data: Block, key: Key
+    ) -> None:
+        """Train a few clients for one epoch, once: a step has memory of its own."""
+        size = model_CP.shape[1]
+        if size in self._touched or self.device.type != "cpu":
+            return
+        self._touched.add(size)
+        steps, stacked = self.effort.steps, self.stacked_trainer
+        rows = range(min(len(data), 1 if stacked is None else stacked.group_size))
+        train(model_CP[: len(rows)], data.select(rows), key, rates=[0.0])
+        self.effort.steps = steps
+
     def split(self, clusters: int) -> SplitLearner:
         """Return a learner of split models that does not train either."""
-        split = super().split(clusters)
-        split.train = self.train  # type: ignore[method-assign]
-        split.cluster_losses = self._cluster_losses  # type: ignore[method-assign]
-        return split
+        if clusters not in self._splits:
+            split = super().split(clusters)
+            split.train = partial(self._count, split.train)  # type: ignore[method-assign]
+            split.cluster_losses = self._cluster_losses  # type: ignore[method-assign]
+        return self._splits[clusters]
 
     def _cluster_losses(self, model_CA: Tensor, data: Block) -> Tensor:
         return self.losses(model_CA[:, None], data)

@@ -111,11 +111,15 @@ class BlockRunner:
         plan = self.plan
         with plan.learner.unprotected():  # the result stays at the client
             state = plan.algorithm.finish(plan.learner, self.state, plan.train, plan.key.at(round))
-        self.state = check_state(plan.algorithm, "finish", state, plan.clients)
+        self.state = self._checked("finish", state)
 
     def _checked(self, step: str, state: Any) -> Any:
         plan = self.plan
-        return _without_views(check_state(plan.algorithm, step, state, plan.clients))
+        return self.keep(check_state(plan.algorithm, step, state, plan.clients))
+
+    def keep(self, state: Any) -> Any:
+        """Return the state as it is kept until the next step."""
+        return _without_views(state)
 
     # ---- what is measured
 
