@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedspd.config import load
     from fedspd.core.errors import FedspdError
-    from fedspd.experiment.callbacks import Callback
+    from fedspd.experiment.callbacks import Callback, StopRun
     from fedspd.experiment.runner import Result, run
 
-__all__ = ["Callback", "FedspdError", "Result", "load", "run"]
+__all__ = ["Callback", "FedspdError", "Result", "StopRun", "load", "run"]
 
 _MODULES = {
     "run": "fedspd.experiment.runner",
     "Result": "fedspd.experiment.runner",
     "Callback": "fedspd.experiment.callbacks",
+    "StopRun": "fedspd.experiment.callbacks",
     "load": "fedspd.config",
     "FedspdError": "fedspd.core.errors",
 }

@@ -152,7 +152,7 @@ def test_documents_and_events_are_valid_json(result):
         raise AssertionError(f"{word} is not JSON")
 
     documents = [*result.folder.glob("*.json"), *(result.folder / "checkpoints").rglob("*.json")]
-    assert len(documents) == 5
+    assert len(documents) == 6  # two checkpoints: before and after the final phase
     lines = (result.folder / "events.jsonl").read_text().splitlines()
     for text in [*(path.read_text() for path in documents), *lines]:
         json.loads(text, parse_constant=refuse)

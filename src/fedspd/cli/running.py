@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.cli.progress import RunProgress
-from fedspd.config import ExperimentConfig, check_used, load, split_arguments
+from fedspd.config import ExperimentConfig, check_used, load, parse_override, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment
 from fedspd.experiment.callbacks import Callback, TensorBoard
 from fedspd.experiment.estimate import estimate
 from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
 
 DIVERGED = 3  # exit code
 
@@ -34,12 +35,7 @@ def run(
     as_json: bool,
 ) -> int:
     """Run an experiment or continue one, draw its figures, show its summary; return the code."""
-    if resume is not None and (settings or out):
-        raise ConfigError(
-            f"--resume {resume}: a run continues with its own config and folder. "
-            "Leave out CONFIG, KEY=VALUE and --out."
-        )
-    config = None if resume else _load(settings)
+    config = _resumed_config(resume, settings, out) if resume else _load(settings)
     name = f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run"
     folder = resume or out or new_folder(name)
     hint = _continue_hint(folder, f"run --resume {shlex.quote(str(folder))}")
@@ -66,6 +62,25 @@ def run(
             file=sys.stderr,
         )
     return DIVERGED if any(lost) else 0
+
+
+def _resumed_config(folder: Path, settings: list[str], out: Path | None) -> ExperimentConfig | None:
+    """Return the config of a run that gets more rounds; None: the run goes on as it began."""
+    path, overrides = split_arguments(settings)
+    if path or out or {parse_override(word)[0] for word in overrides} - {"rounds", "patience"}:
+        raise ConfigError(
+            f"--resume {folder}: a run continues with its own config and folder. "
+            "Leave out CONFIG, --out and KEY=VALUE, except rounds=NUMBER to continue with more."
+        )
+    if not overrides:
+        return None
+    stored = load(RunFolder.open(folder).folder / "config.toml")
+    wanted = load(folder / "config.toml", overrides)
+    if wanted.rounds <= stored.rounds:
+        raise ConfigError(
+            f"rounds = {wanted.rounds}: not more than the run has; expected above {stored.rounds}."
+        )
+    return wanted
 
 
 def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: bool) -> None:

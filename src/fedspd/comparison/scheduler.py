@@ -110,7 +110,7 @@ def _errors_name(job: Job) -> Iterator[None]:
         raise type(error)(f"In the run '{job.name}': {error}") from None
 
 
-def _run(job: Job, folder: Path, workers: int, send: Callable[[Json], None]) -> None:
+def _run(job: Job, folder: Path, workers: int, send: Callable[[Json], object]) -> None:
     started = (folder / "run.json").exists()
     runner.run(
         job.config, out=folder, resume=started, workers=workers, callbacks=[Forward(job, send)]
@@ -122,7 +122,7 @@ def _run_in_turn(
 ) -> None:
     for job in waiting:
         with _errors_name(job):
-            _run(job, folder / job.name, workers, lambda event: notify(callbacks, event))
+            _run(job, folder / job.name, workers, partial(notify, callbacks))
 
 
 def _run_in_parallel(
@@ -170,7 +170,7 @@ def _run_in_child(job: Job, folder: Path, workers: int, connection: Connection) 
 class Forward(Callback):
     """The callback that sends the fields that a live table needs, with the name of the run."""
 
-    def __init__(self, job: Job, send: Callable[[Json], None]) -> None:
+    def __init__(self, job: Job, send: Callable[[Json], object]) -> None:
         self.job = job
         self.send = send
 

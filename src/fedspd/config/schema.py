@@ -17,6 +17,7 @@ from fedspd.privacy.options import PrivacyOptions
 from fedspd.topology import TopologyOptions
 
 Config = TypeVar("Config", bound=Options)
+MetricName = Literal["macro_f1", "auc", "rmse", "r2"]
 
 
 def method_table(method: type[Any]) -> type[Options]:
@@ -58,6 +59,11 @@ def _check_clusters(value: Any) -> Any:
     raise PydanticCustomError("clusters", "an integer from 1, or auto")
 
 
+def _split_names(value: Any) -> Any:
+    """Return the names of a text such as macro_f1,auc, which the command line gives."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
 class CustomMethodOptions(Options):
     """The options of a custom method, `method = "module:Class"`: the fields of that class."""
 
@@ -85,8 +91,20 @@ class ExperimentConfig(Options):
         description="The number of further clients that do not train and join after training.",
     )
     rounds: int = Field(30, ge=1, description="The number of training rounds (T).")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Only with data.validation: the run stops early when the validation loss has "
+        "not improved for this many rounds. The default is never.",
+    )
     evaluate_every: int = Field(
         1, ge=1, description="The number of rounds between two evaluations of all clients."
+    )
+    metrics: Annotated[list[MetricName] | None, BeforeValidator(_split_names)] = Field(
+        None,
+        description="Scores of every client beside its accuracy: `macro_f1` and `auc` (one class "
+        "against the rest, averaged) for classes, `rmse` and `r2` for a regression. The default is "
+        "`rmse` and `r2` for a regression, and none for classes.",
     )
     device: str = Field(
         "cpu",

@@ -28,6 +28,7 @@ def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
         raise ConfigError(error_message(error, ExperimentConfig)) from None
     clusters_of(config)
     _check_types(config)
+    _check_patience(config)
     config = _protected(config, tree)
     if config.method in METHODS:
         return config
@@ -99,6 +100,11 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
     if not config.privacy.is_on:
         return config
     check_method(config.method, method_class(config))
+    if config.data.validation:
+        raise ConfigError(
+            f"data.validation = {config.data.validation:g}: not with privacy, since the choice of "
+            "a round would tell of the examples; expected 0. Leave this key out."
+        )
     if config.precision != "float32":
         raise ConfigError(
             f"precision = '{config.precision}': not with privacy, which trains example by example; "
@@ -109,6 +115,21 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
         for method, options in private_tables(tree).items()
     }
     return config.model_copy(update=tables)
+
+
+def _check_patience(config: ExperimentConfig) -> None:
+    if config.patience is None:
+        return
+    if not config.data.validation:
+        raise ConfigError(
+            f"patience = {config.patience}: there are no validation examples to stop by; expected "
+            "data.validation above 0, such as 0.1."
+        )
+    if config.patience < config.evaluate_every:
+        raise ConfigError(
+            f"patience = {config.patience}: no round would be evaluated in between; expected at "
+            f"least evaluate_every = {config.evaluate_every}."
+        )
 
 
 def method_class(config: ExperimentConfig) -> type[Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
 Numbers = NDArray[np.float64]
 
@@ -23,8 +24,14 @@ class Spread:
     lowest: float
 
     @classmethod
-    def of(cls, score_N: Numbers) -> "Spread":
-        """Return the spread of the finite scores; NaN if there are none."""
+    def of(cls, score_N: Numbers, is_error: bool = False) -> "Spread":
+        """Return the spread of the finite scores; NaN if there are none.
+
+        Of an error, the highest ones are the worst, and `lowest` is the highest.
+        """
+        if is_error:
+            turned = cls.of(-score_N)
+            return cls(-turned.mean, turned.std, -turned.worst, -turned.lowest)
         ordered = np.sort(score_N[np.isfinite(score_N)])
         if not len(ordered):
             return cls(np.nan, np.nan, np.nan, np.nan)
@@ -187,3 +194,10 @@ def r2(output: Numbers, y: Numbers) -> float:
 
 CLASS_METRICS = {"macro_f1": macro_f1, "auc": auc}
 REGRESSION_METRICS = {"rmse": rmse, "r2": r2}
+ERRORS = ("rmse",)  # the lower, the better
+
+
+def score(name: str, output: Tensor, y: Tensor) -> float:
+    """Return the score of outputs by its name; NaN where there is no example."""
+    metric = {**CLASS_METRICS, **REGRESSION_METRICS}[name]
+    return metric(output.double().cpu().numpy(), y.cpu().numpy()) if len(y) else np.nan

@@ -61,6 +61,14 @@ class DataOptions(Options):
         description="The number of test examples per client. The default is in proportion to the "
         "dataset's training and test parts.",
     )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="The share of every client's training examples that is set aside to choose the "
+        "best round by their mean loss: the final phase starts from that round. At least one "
+        "example of a client that has two. The default is none, and the last round counts.",
+    )
     shares: ShareRule = Field(
         "uniform",
         description="A client's shares of the distributions: `uniform` draws its share of the "

@@ -80,6 +80,14 @@ class Engine(ABC):
     def measure(self) -> Measures:
         return Measures.merge(self._all(BlockRunner.measure))
 
+    def keep_best(self) -> None:
+        """Remember all states as those of the best round so far."""
+        self._all(BlockRunner.keep_best)
+
+    def take_best(self) -> None:
+        """Go back to the states of the best round."""
+        self._all(BlockRunner.take_best)
+
     def digests(self) -> list[str]:
         """Return a hash of every client's state."""
         return [digest for block in self._all(BlockRunner.digests) for digest in block]

@@ -181,6 +181,8 @@ class PlanPayload:
     key: Key
     test_truth: GroundTruth | None
     exchange: ExchangeOptions
+    validation: StackedBlock | None
+    metrics: tuple[str, ...]
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanPayload":
@@ -205,12 +207,16 @@ class PlanPayload:
             plan.key,
             plan.test_truth,
             plan.exchange,
+            None if plan.validation is None else StackedBlock.of(plan.validation),
+            plan.metrics,
         )
 
     def unpack(self) -> Plan:
         learner, train, test = self.make_learner(), self.train.unpack(), self.test.unpack()
         truth = self.truth, self.distributions, self.key, self.test_truth
-        return Plan(self.algorithm, learner, train, test, *truth, self.exchange)
+        validation = None if self.validation is None else self.validation.unpack()
+        about = self.exchange, validation, self.metrics
+        return Plan(self.algorithm, learner, train, test, *truth, *about)
 
 
 # ---- modules of the user

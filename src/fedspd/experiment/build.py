@@ -7,7 +7,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,10 +25,12 @@ from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss, cross_entropy, squared_error
+from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
 from fedspd.core.precision import has_bfloat16
 from fedspd.data.custom import load_source
 from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.partitioning import federate
+from fedspd.experiment.validation import split_validation
 from fedspd.privacy.budget import Budget, Schedule, plan_budget
 from fedspd.privacy.checks import check_model
 from fedspd.privacy.randomness import Source
@@ -59,13 +60,18 @@ def build_experiment(
     network = topology.build_topology(config.topology, config.clients, key)
     algorithm = build_algorithm(config)
     algorithm.check_network(network.at(1).clients, network.at(1).server)
-    _check_clusters(algorithm, federation)
     examples = federation.train.x, federation.train.y
     learner = build_learner(config, federation.shape, federation.classes, examples, model)
     blocks = _build_blocks(config, federation, network)
     truth, test_truth = map(_truth_by_client, (federation.train, federation.test))
-    kinds, exchange = federation.distributions, config.exchange
-    plan = Plan(algorithm, learner, *blocks, truth, kinds, key, test_truth, exchange)
+    (train, test), validation = blocks, None
+    if config.data.validation:
+        share = config.data.validation
+        train, validation, truth = split_validation(train, truth, share, key.of("data"))
+    _check_clusters(algorithm, train)
+    about = federation.distributions, key, test_truth, config.exchange
+    metrics = _choose_metrics(config, federation.classes)
+    plan = Plan(algorithm, learner, train, test, truth, *about, validation, metrics)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
     newcomers = plan.select_clients(held_out) if held_out else None
@@ -107,8 +113,8 @@ def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federati
     return federate(source, config.data, clients, key.of("data"), second, config.holdout_clients)
 
 
-def _check_clusters(algorithm: AnyAlgorithm, federation: Federation) -> None:
-    fewest = int(np.diff(federation.train.start).min())
+def _check_clusters(algorithm: AnyAlgorithm, train: Block) -> None:
+    fewest = int(train.counts_C.min())
     if algorithm.NEEDS_EXAMPLES and algorithm.clusters > fewest:
         raise ConfigError(
             f"clusters = {algorithm.clusters}: a client has only {fewest} examples; expected at "
@@ -138,6 +144,19 @@ def _build_blocks(
 
 def _truth_by_client(examples: ClientExamples) -> GroundTruth:
     return [examples.truth[low:high] for low, high in pairwise(examples.start)]
+
+
+def _choose_metrics(config: ExperimentConfig, classes: int) -> tuple[str, ...]:
+    """Return the names of the scores beside accuracy; refuse those of the other kind of task."""
+    if config.metrics is None:
+        return () if classes else tuple(REGRESSION_METRICS)
+    fitting = CLASS_METRICS if classes else REGRESSION_METRICS
+    for name in config.metrics:
+        if name not in fitting:
+            kind = "data with classes" if classes else "a regression"
+            names = " and ".join(fitting)
+            raise ConfigError(f"metrics = '{name}': not a score of {kind}; expected {names}.")
+    return tuple(dict.fromkeys(config.metrics))
 
 
 def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:

@@ -15,12 +15,20 @@ from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
 
+class StopRun(Exception):
+    """Raised by a callback in `on_round`: the run ends after this round, with its final phase.
+
+    Its text is recorded as the reason.
+    """
+
+
 class Callback:
     """Base class of callbacks: override the methods that you need, the others do nothing.
 
     Methods are called in the process that called `fedspd.run`, in the order of the list. The event
-    is a dictionary, as in events.jsonl; do not change it. An exception ends the run, which can be
-    resumed from its last checkpoint.
+    is a dictionary, as in events.jsonl; do not change it. `StopRun` in `on_round` ends the run with
+    its final phase and its Result. Any other exception ends it at once; it can be resumed from its
+    last checkpoint.
     """
 
     def on_start(self, event: Json) -> None:
@@ -63,8 +71,9 @@ def check_callbacks(callbacks: Any) -> None:
         )
 
 
-def notify(callbacks: Sequence[Callback], event: Json) -> None:
-    """Pass the event and its alarms to every callback."""
+def notify(callbacks: Sequence[Callback], event: Json) -> str | None:
+    """Pass the event and its alarms to every callback; return why one of them stops the run."""
+    reason = None
     for callback in callbacks:
         for alarm in event.get("alarms", ()):
             callback.on_alarm(event["round"], alarm)
@@ -73,7 +82,12 @@ def notify(callbacks: Sequence[Callback], event: Json) -> None:
             "round": callback.on_round,
             "final": callback.on_final,
         }
-        handlers[event["event"]](event)
+        try:
+            handlers[event["event"]](event)
+        except StopRun as stop:
+            name = type(callback).__name__
+            reason = f"after round {event['round']}: {str(stop) or f'by the callback {name}'}"
+    return reason
 
 
 class Recorder(Callback):

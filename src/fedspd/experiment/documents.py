@@ -3,6 +3,7 @@
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import torch
@@ -52,10 +53,41 @@ def about(experiment: Experiment) -> Json:
     }
 
 
-def check_same(run_folder: RunFolder, experiment: Experiment) -> None:
+def extend(run_folder: RunFolder, experiment: Experiment) -> RunFolder:
+    """Lock a run and give it more rounds; a finished one goes back to before its final phase.
+
+    run.json comes before config.toml: after a crash in between, the same command goes on.
+    """
+    config = experiment.config
+    if config.training.schedule == "cosine":
+        raise StorageError(
+            f"'{run_folder.folder}': training.schedule = 'cosine' follows the number of rounds, so "
+            "the rounds that are done would have had other learning rates. Start a new run."
+        )
+    if config.privacy.is_on:
+        raise StorageError(
+            f"'{run_folder.folder}': the noise of a private run follows from its rounds, so more "
+            "would cost more than its epsilon. Start a new run."
+        )
+    check_same(run_folder, experiment, ("data", "model"))
+    run_folder.lock()
+    before = run_folder.read("run.json")
+    rounds = [*before.get("continued_from", []), before["config"]["rounds"]]
+    changes = {"hashes": _hashes(experiment), "config": as_dict(config), "continued_from": rounds}
+    run_folder.reopen()
+    run_folder.write("run.json", {**before, **changes})
+    run_folder.write("config.toml", as_toml(config))
+    return run_folder
+
+
+def check_same(
+    run_folder: RunFolder,
+    experiment: Experiment,
+    names: Sequence[str] = ("config", "data", "model"),
+) -> None:
     """Refuse to resume a run with another config, data or model than it was started with."""
     before, now = run_folder.read("run.json")["hashes"], _hashes(experiment)
-    for name in now:
+    for name in names:
         if before[name] != now[name]:
             raise StorageError(
                 f"'{run_folder.folder}': the run was started with another {name} (hash "

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from fedspd.config import ExperimentConfig, method_options, validate
 from fedspd.core.metrics import (
+    CLASS_METRICS,
+    ERRORS,
+    REGRESSION_METRICS,
     Spread,
     accuracy_by_distribution,
     adjusted_rand_index,
@@ -24,6 +27,7 @@ from fedspd.storage.run_folder import RunFolder
 TRAFFIC_KINDS = ("multicast", "point_to_point")
 ADVICE = "try a smaller training.lr."
 RATE = re.compile("(lr|rate|lambda_|mu|momentum|beta)$")  # ends the name of a rate
+CLIENT_FIELDS = ("accuracy", "test_loss", "mixture")  # of result.json
 LISTED_CLIENTS = 8  # in an alarm; of the others, only the number is given
 
 
@@ -64,6 +68,10 @@ def metrics_fields(measures: Measures, advice: str = ADVICE) -> Json:
         fields["accuracy_by_distribution"] = plain(accuracy_D)
     if measures.loss_C is not None:
         fields["loss"] = plain(measures.loss_C)
+    fields |= {name: plain(score_C) for name, score_C in measures.scores_C.items()}
+    for name, score_C in measures.validation_C.items():
+        if np.isfinite(score_C).any():
+            fields[f"validation_{name}"] = plain(score_C)
     if measures.clusters_C is not None:
         fields["clusters"] = int(measures.clusters_C.max())
     if measures.spectrum_CM is not None and measures.spectrum_CM[0].any():
@@ -169,12 +177,17 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
     events = list(run_folder.events())
     rounds, final = [event for event in events if event["event"] == "round"], events[-1]
     before = next(event for event in reversed(rounds) if "accuracy" in event)
+    metrics = [name for name in (*CLASS_METRICS, *REGRESSION_METRICS) if name in final]
     return {
         "method": run_folder.read("run.json")["config"]["method"],
         "rounds": len(rounds),
         "accuracy": _spread(final),
         "accuracy_before_final_phase": _spread(before),
-        "clients": {name: final.get(name) for name in ("accuracy", "test_loss", "mixture")},
+        "metrics": {name: _spread(final, name) for name in metrics},
+        "validation": _validation(final),
+        "best_round": final.get("best_round"),
+        "stopped": final.get("stopped"),
+        "clients": {name: final.get(name) for name in (*CLIENT_FIELDS, *metrics)},
         "newcomers": _newcomers(final),
         "clusters": final.get("clusters"),
         "spectrum": final.get("spectrum"),
@@ -233,8 +246,16 @@ def _totals(rounds: list[Json], final: Json) -> Json:
     }
 
 
-def _spread(event: Json) -> Json:
-    """Return mean, standard deviation and so on of the accuracy across clients."""
-    scores = [np.nan if score is None else score for score in event["accuracy"]]
-    spread = asdict(Spread.of(np.array(scores, dtype=float)))
+def _validation(final: Json) -> Json | None:
+    """Return the means over clients of the scores of validation examples, by name."""
+    prefix = "validation_"
+    names = [name for name in final if name.startswith(prefix)]
+    means = {name.removeprefix(prefix): _spread(final, name)["mean"] for name in names}
+    return means or None
+
+
+def _spread(event: Json, name: str = "accuracy") -> Json:
+    """Return mean, standard deviation and so on of a score across clients."""
+    scores = [np.nan if score is None else score for score in event[name]]
+    spread = asdict(Spread.of(np.array(scores, dtype=float), is_error=name in ERRORS))
     return {name: plain(np.array(value)) for name, value in spread.items()}

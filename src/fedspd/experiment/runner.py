@@ -1,5 +1,6 @@
 """Start, resume and finish a run."""
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,11 @@ from fedspd.engines import engine_factory
 from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
-from fedspd.experiment.documents import about, check_same, documents
+from fedspd.experiment.documents import about, check_same, documents, extend
 from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
+from fedspd.experiment.validation import BestRound
 from fedspd.privacy.budget import delta_warning, describe
 from fedspd.privacy.ledger import RunLedger, round_entry
 from fedspd.runtime.block_runner import BlockRunner
@@ -58,7 +60,8 @@ def run(
                replaces data.name
     model      a factory model(shape, classes) -> nn.Module; replaces model.name
     out        the run folder; without it, the records exist as long as the Result
-    resume     continue the run in `out` from its last checkpoint
+    resume     continue the run in `out` from its last checkpoint; with a config of more rounds,
+               a finished one too
     workers    the number of processes, default 1, or of actors on a Ray cluster, default one per
                CPU; the result does not depend on it
     engine     "processes" of this machine, or "ray" (extra `ray`)
@@ -77,8 +80,10 @@ def run(
         followers = [Recorder(run_folder), *callbacks]
         try:
             with closing(make_engine(experiment.plan)) as made, interrupts() as stop:
-                ledger = _new_ledger(experiment)
-                _Training(experiment, made, run_folder, followers, stop, ledger).complete()
+                has_scores = experiment.plan.validation is not None
+                best = BestRound(settings.patience) if has_scores else None
+                about_run = stop, _new_ledger(experiment), best
+                _Training(experiment, made, run_folder, followers, *about_run).complete()
         finally:
             run_folder.unlock()
     return Result(folder, experiment, run_folder.read("result.json"), temporary)
@@ -99,17 +104,21 @@ def as_config(config: Config | None) -> ExperimentConfig:
 
 
 def _resumed_config(folder: Path, given: Config | None) -> ExperimentConfig:
-    """Return the config in the folder; refuse another one."""
+    """Return the config in the folder, or the given one if only its rounds are more."""
     RunFolder.open(folder)
     stored = load(folder / "config.toml")
-    if given is not None and config_hash(_named_as(as_config(given), stored)) != config_hash(
-        stored
-    ):
-        raise StorageError(
-            f"'{folder}': the run was started with another config. Resume it without a config, or "
-            "start a new run in another folder."
-        )
-    return stored
+    if given is None:
+        return stored
+    wanted = _named_as(as_config(given), stored)
+    more = stored.model_copy(update={"rounds": wanted.rounds, "patience": wanted.patience})
+    if config_hash(wanted) == config_hash(stored):
+        return stored
+    if wanted.rounds > stored.rounds and config_hash(wanted) == config_hash(more):
+        return more
+    raise StorageError(
+        f"'{folder}': the run was started with another config. Resume it without a config, with "
+        "more rounds alone, or start a new run in another folder."
+    )
 
 
 def _named_as(given: ExperimentConfig, stored: ExperimentConfig) -> ExperimentConfig:
@@ -124,6 +133,8 @@ def _named_as(given: ExperimentConfig, stored: ExperimentConfig) -> ExperimentCo
 
 def _resume(folder: Path, experiment: Experiment) -> RunFolder:
     run_folder = RunFolder.open(folder)
+    if experiment.config.rounds > load(folder / "config.toml").rounds:
+        return extend(run_folder, experiment)
     check_same(run_folder, experiment)
     return run_folder.lock()
 
@@ -155,6 +166,7 @@ class _Training:
     callbacks: Sequence[Callback]
     interrupts: Interrupts
     ledger: RunLedger | None = None  # where examples are private
+    best: BestRound | None = None  # with validation examples
 
     def complete(self) -> None:
         """Train to the end; go back to the last checkpoint whenever a block is lost."""
@@ -163,12 +175,13 @@ class _Training:
         start |= {"alarms": warnings} if warnings else {}
         if (budget := build_budget(config)) is not None:
             start["privacy"] = describe(budget)
-        done, losses = -1, 0
+        done, losses = Progress(-1), 0
         while True:
             try:
                 before, done = done, self._restore()
-                losses = 0 if done > before else losses
-                notify(self.callbacks, {**start, "round": done})
+                losses = 0 if done.round > before.round else losses
+                shown = config.rounds + 1 if done.is_final else done.round
+                notify(self.callbacks, {**start, "round": shown})
                 return self._complete_from(done)
             except BlockLostError as error:
                 losses += 1
@@ -179,46 +192,56 @@ class _Training:
                     ) from None
                 start["alarms"] = [f"{error}: the run goes on from its last checkpoint."]
 
-    def _restore(self) -> int:
-        """Load the last checkpoint; return the rounds done, with the final phase as one more."""
+    def _restore(self) -> "Progress":
+        """Load the last checkpoint; return how far it is."""
         latest = self.run_folder.latest()
         if latest is None:
             self.run_folder.rewind(0)
             self.engine.begin()
             self._restore_ledger()
-            return 0
+            return Progress(0)
         folder, content = latest
         self.engine.load(folder)
         self.run_folder.rewind(content["events"])
         self._restore_ledger()
-        return int(content["round"])
+        if self.best is not None:
+            self.best.restore(content["best"])
+        is_final = content.get("is_final", content["round"] > self.experiment.config.rounds)
+        return Progress(int(content["round"]), is_final, content.get("stopped"))
 
     def _restore_ledger(self) -> None:
         if self.ledger is not None:
             self.ledger.restore(self.run_folder.events())
 
-    def _complete_from(self, done: int) -> None:
-        if done <= self.experiment.config.rounds:
-            self._run_rounds(done)
-            self._run_final_phase()
+    def _complete_from(self, done: "Progress") -> None:
+        if not done.is_final:
+            self._run_final_phase(self._run_rounds(done))
         if not (self.run_folder.folder / "result.json").exists():
             result = summary(self.run_folder, self.engine.digests())
             self.run_folder.write("result.json", result)
 
-    def _run_rounds(self, done: int) -> None:
+    def _run_rounds(self, done: "Progress") -> "Progress":
         """Run the rounds after `done`, with checkpoints as often as their cost allows."""
         rounds = self.experiment.config.rounds
         saved_at, cost = time.perf_counter(), 0.0
-        for t in range(done + 1, rounds + 1):
-            notify(self.callbacks, self._run_round(t))
+        while done.round < rounds and done.stopped is None:
+            event = self._run_round(done.round + 1)
+            stopped = notify(self.callbacks, event) or self._stop_reason(event)
+            done = Progress(done.round + 1, stopped=stopped)
             self.interrupts.has_unsaved_rounds = True
-            now, is_stopped = time.perf_counter(), self.interrupts.check()
-            if t == rounds or is_stopped or now - saved_at >= cost / CHECKPOINT_SHARE:
-                self._save(t)
+            now, is_interrupted = time.perf_counter(), self.interrupts.check()
+            is_last = done.round == rounds or done.stopped is not None or is_interrupted
+            if is_last or now - saved_at >= cost / CHECKPOINT_SHARE:
+                self._save(done)
                 saved_at = time.perf_counter()
                 cost = saved_at - now
             if self.interrupts.check():
                 raise KeyboardInterrupt
+        return done
+
+    def _stop_reason(self, event: Json) -> str | None:
+        has_score = self.best is not None and "accuracy" in event
+        return self.best.stop_reason(event["round"]) if self.best and has_score else None
 
     def _run_round(self, t: int) -> Json:
         """Run round t and return its event."""
@@ -226,6 +249,8 @@ class _Training:
         report = self.engine.round(t, graph)
         is_evaluated = t % config.evaluate_every == 0 or t == config.rounds
         measures = self.engine.measure() if is_evaluated else None
+        if self.best is not None and measures is not None and self.best.improves(t, measures):
+            self.engine.keep_best()
         rate = self.experiment.plan.learner.training.rate(t)
         event = round_event(t, rate, report, measures, divergence_advice(config))
         if self.ledger is not None:
@@ -236,15 +261,22 @@ class _Training:
             event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
         return event
 
-    def _run_final_phase(self) -> None:
+    def _run_final_phase(self, done: "Progress") -> None:
+        """Finish from the best round's states, if rounds were compared, and else the last one's."""
         config = self.experiment.config
-        t = config.rounds + 1
-        joined = {"newcomers": self._newcomers(t)} if self.experiment.newcomers else {}
+        t, about = done.round + 1, Json()
+        if self.best is not None and self.best.round:
+            self.engine.take_best()
+            about["best_round"] = self.best.round
+        if done.stopped is not None:
+            about["stopped"] = done.stopped
+        if self.experiment.newcomers:
+            about["newcomers"] = self._newcomers(t)
         report = self.engine.finish(t)
         event = round_event(t, None, report, self.engine.measure(), divergence_advice(config))
         event["alarms"] += self._warnings()
-        notify(self.callbacks, {**event, "event": "final", **joined})
-        self._save(t)
+        notify(self.callbacks, {**event, "event": "final", **about})
+        self._save(Progress(t, is_final=True, stopped=done.stopped))
 
     def _warnings(self) -> list[str]:
         plan, config = self.experiment.plan, self.experiment.config
@@ -262,10 +294,22 @@ class _Training:
         edges = [] if graph.server else graph.edges().tolist()
         return {**metrics_fields(measures), **sent, "edges": edges}
 
-    def _save(self, t: int) -> None:
-        with self.run_folder.checkpoint(t, {"round": t}) as folder:
+    def _save(self, done: "Progress") -> None:
+        best = {} if self.best is None else {"best": self.best.as_json()}
+        content = {**dataclasses.asdict(done), **best}
+        kept = 2 if done.is_final else 1  # further rounds start before the final phase
+        with self.run_folder.checkpoint(done.round, content, kept) as folder:
             self.engine.save(folder)
         self.interrupts.has_unsaved_rounds = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    round: int  # done; the final phase counts as one more
+    is_final: bool = False
+    stopped: str | None = None  # why no further round will run
 
 
 # ---- the result

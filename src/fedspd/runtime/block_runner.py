@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedspd.core.algorithm import Observation, Round
+from fedspd.core.block import Block
 from fedspd.core.contract import (
     check_exchange,
     check_observation,
@@ -21,12 +22,13 @@ from fedspd.core.contract import (
 )
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.mechanism import Release
-from fedspd.core.metrics import CenterMoments
+from fedspd.core.metrics import CenterMoments, score
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
 from fedspd.runtime.plan import Plan
 from fedspd.storage.checkpoint import read_rows, write_part
 
+BEST = "best:"  # before the names of the best round's tables in a checkpoint
 MOMENTS_CLIENTS = 8  # whose centers are held in float64 at a time
 
 
@@ -40,12 +42,22 @@ class BlockRunner:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.state: Any = None
+        self.best: Any = None  # the state of the best round, if there are validation examples
         self._round: Round[Any] | None = None
         self._exchange: Exchange | None = None
 
     def begin(self) -> None:
         """Take the state before round 1."""
         self.state = self._first_state()
+        self.keep_best()
+
+    def keep_best(self) -> None:
+        """Remember the state as that of the best round so far."""
+        self.best = None if self.plan.validation is None else self.state
+
+    def take_best(self) -> None:
+        """Go back to the state of the best round."""
+        self.state = self.best
 
     def _first_state(self) -> Any:
         plan = self.plan
@@ -135,10 +147,10 @@ class BlockRunner:
         return check_personal_model(plan.algorithm, module)
 
     def measure(self) -> Measures:
-        right, test_loss_C = self._test()
+        right, test_loss_C, scores_C = self._evaluate(self.plan.test)
         seen = self.observe()
         return Measures(
-            np.array([np.nan if own is None else float(own.double().mean()) for own in right]),
+            _shares(right),
             test_loss_C,
             _as_float64(seen.loss_C),
             _as_float64(seen.mixture_CS),
@@ -147,17 +159,37 @@ class BlockRunner:
             None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
             self._tests(right),
             _as_float64(seen.spectrum_CM),
+            scores_C,
+            self._validate(),
         )
 
-    def _test(self) -> tuple[list[Tensor | None], NDArray[np.float64]]:
-        """Return each client's right test examples, None in a regression, and loss_C."""
+    def _evaluate(
+        self, block: Block
+    ) -> tuple[list[Tensor | None], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+        """Return each client's right examples, None in a regression, loss_C and other scores."""
         plan = self.plan
         with plan.learner.timed("evaluate"):
-            outputs = plan.algorithm.predict(plan.learner, self.state, plan.test.x)
-            check_outputs(plan.algorithm, outputs, plan.test.x)
-            scores = [self._score(*pair) for pair in zip(outputs, plan.test.y, strict=True)]
-        right, losses = zip(*scores, strict=True)
-        return list(right), np.array(losses)
+            outputs = plan.algorithm.predict(plan.learner, self.state, block.x)
+            check_outputs(plan.algorithm, outputs, block.x)
+            pairs = list(zip(outputs, block.y, strict=True))
+            right, losses = zip(*(self._score(*pair) for pair in pairs), strict=True)
+            scores = {name: np.array([score(name, *p) for p in pairs]) for name in plan.metrics}
+        return list(right), np.array(losses), scores
+
+    def _validate(self) -> dict[str, NDArray[np.float64]]:
+        """Return the scores of the validation examples by name; NaN for a client without any."""
+        block = self.plan.validation
+        if block is None:
+            return {}
+        has_some = block.counts_C.numpy() > 0
+        x, y = (  # a stand-in where there is none: not every model can take an empty batch
+            [own if len(own) else own.new_zeros(1, *own.shape[1:]) for own in part]
+            for part in (block.x, block.y)
+        )
+        right, loss_C, scores_C = self._evaluate(dataclasses.replace(block, x=x, y=y))
+        loss_C = np.where(np.isnan(loss_C), np.inf, loss_C)  # diverged
+        scores = {"accuracy": _shares(right), "loss": loss_C, **scores_C}
+        return {name: np.where(has_some, score_C, np.nan) for name, score_C in scores.items()}
 
     def _score(self, output: Tensor, y: Tensor) -> tuple[Tensor | None, float]:
         learner = self.plan.learner
@@ -205,7 +237,7 @@ class BlockRunner:
 
     def digests(self) -> list[str]:
         """Return a hash of every client's state."""
-        tensors = [table.contiguous() for table in self.tables().values()]
+        tensors = [table.contiguous() for table in _tables(self.state).values()]
         return [
             hashlib.sha256(b"".join(t[c].numpy().tobytes() for t in tensors)).hexdigest()
             for c in range(self.plan.clients)
@@ -214,9 +246,11 @@ class BlockRunner:
     # ---- checkpoints
 
     def tables(self) -> dict[str, Tensor]:
-        """Return the state by field, with one row per client."""
-        fields = dataclasses.fields(self.state)
-        return {field.name: getattr(self.state, field.name).cpu() for field in fields}
+        """Return the state by field, with one row per client, and that of the best round."""
+        best = {} if self.best is None else _tables(self.best)
+        # copies: a file takes no tensors that share memory, as they do where this round is best
+        copies = {BEST + name: table.clone() for name, table in best.items()}
+        return {**_tables(self.state), **copies}
 
     def state_bytes(self) -> int:
         """Return the bytes of the state."""
@@ -231,11 +265,27 @@ class BlockRunner:
         like = self._first_state()  # not self.state: a node answers with its models meanwhile
         clients = self.plan.train.clients
         names = [field.name for field in dataclasses.fields(like)]
-        self.state = _state_of(like, read_rows(folder, clients[0], clients[-1] + 1, names))
+        if self.plan.validation is not None:
+            names += [BEST + name for name in names]
+        self._take_tables(like, read_rows(folder, clients[0], clients[-1] + 1, names))
 
     def restore(self, tables: dict[str, Tensor]) -> None:
         """Replace the state's tables."""
-        self.state = _state_of(self.state, tables)
+        self._take_tables(self.state, tables)
+
+    def _take_tables(self, like: Any, tables: dict[str, Tensor]) -> None:
+        own = {name: table for name, table in tables.items() if not name.startswith(BEST)}
+        best = {name.removeprefix(BEST): tables[name] for name in tables if name not in own}
+        self.state, self.best = _state_of(like, own), _state_of(like, best) if best else None
+
+
+def _tables(state: Any) -> dict[str, Tensor]:
+    return {field.name: getattr(state, field.name).cpu() for field in dataclasses.fields(state)}
+
+
+def _shares(right: list[Tensor | None]) -> NDArray[np.float64]:
+    """Return the share of right examples of every client; NaN in a regression."""
+    return np.array([np.nan if own is None else float(own.double().mean()) for own in right])
 
 
 def _state_of(like: Any, tables: dict[str, Tensor]) -> Any:

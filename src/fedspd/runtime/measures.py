@@ -1,7 +1,7 @@
 """What is measured of a round."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +26,8 @@ class Measures:
     spectrum_CM   eigenvalues by which this number was found
     tests_C2D     wrong (0) and right (1) test examples by true distribution; None if either is
                   unknown
+    scores_C      other scores of the test examples, by name
+    validation_C  the same scores, accuracy and loss of the validation examples; NaN without any
     """
 
     accuracy_C: NDArray[np.float64]
@@ -37,6 +39,8 @@ class Measures:
     clusters_C: NDArray[np.int64] | None = None
     tests_C2D: NDArray[np.int64] | None = None
     spectrum_CM: NDArray[np.float64] | None = None
+    scores_C: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    validation_C: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def merge(cls, parts: Sequence["Measures"]) -> "Measures":
@@ -52,9 +56,17 @@ class Measures:
             _concatenate([part.clusters_C for part in parts]),
             _concatenate([part.tests_C2D for part in parts]),
             _concatenate([part.spectrum_CM for part in parts]),
+            _concatenate_each([part.scores_C for part in parts]),
+            _concatenate_each([part.validation_C for part in parts]),
         )
 
 
 def _concatenate(tables: Sequence[NDArray[Number] | None]) -> NDArray[Number] | None:
     present = [table for table in tables if table is not None]
     return np.concatenate(present) if present else None
+
+
+def _concatenate_each(
+    parts: Sequence[dict[str, NDArray[np.float64]]],
+) -> dict[str, NDArray[np.float64]]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

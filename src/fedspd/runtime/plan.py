@@ -23,6 +23,8 @@ class Plan:
     distributions   the number of true distributions
     test_truth      of the test examples, for metrics only; None where it is unknown
     exchange        how models travel
+    validation      examples that are set aside to choose the best round; None: there are none
+    metrics         names of the scores beside accuracy
     """
 
     algorithm: AnyAlgorithm
@@ -34,6 +36,8 @@ class Plan:
     key: Key
     test_truth: GroundTruth | None = None
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
+    validation: Block | None = None
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.algorithm.check_learner(self.learner)
@@ -45,15 +49,19 @@ class Plan:
     def select_clients(self, clients: range) -> "Plan":
         """Return the plan of some of the clients, which stay part of the same network."""
         rows = slice(clients.start, clients.stop)
-        train, test = (
-            dataclasses.replace(
+
+        def own(block: Block) -> Block:
+            return dataclasses.replace(
                 block, clients=block.clients[rows], x=block.x[rows], y=block.y[rows]
             )
-            for block in (self.train, self.test)
-        )
-        test_truth = None if self.test_truth is None else self.test_truth[rows]
+
         return dataclasses.replace(
-            self, train=train, test=test, truth=self.truth[rows], test_truth=test_truth
+            self,
+            train=own(self.train),
+            test=own(self.test),
+            truth=self.truth[rows],
+            test_truth=None if self.test_truth is None else self.test_truth[rows],
+            validation=None if self.validation is None else own(self.validation),
         )
 
     def shrink_to(self, count: int) -> "Plan":

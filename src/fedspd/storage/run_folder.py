@@ -206,6 +206,23 @@ class RunFolder:
             shutil.rmtree(later)
         self.rewind(events)
 
+    def reopen(self) -> None:
+        """Go back to the last round of a finished or stopped run, so that more can follow."""
+        with disk_errors(self.folder):
+            (self.folder / "result.json").unlink(missing_ok=True)
+            if (latest := self.latest()) and latest[1].get("is_final"):
+                if len(self._checkpoints()) < 2:
+                    raise StorageError(
+                        f"'{self.folder}': the state before the final phase is missing, so the run "
+                        "cannot go on. Start a new run."
+                    )
+                shutil.rmtree(latest[0])
+                latest = self.latest()
+            if latest and latest[1].get("stopped"):
+                content = {key: value for key, value in latest[1].items() if key != "sha256"}
+                path = latest[0] / "checkpoint.json"
+                write_atomically(path, seal({**content, "stopped": None}))
+
     def _checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
         found = (self.folder / "checkpoints").glob("round-*")

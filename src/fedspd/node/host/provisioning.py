@@ -194,6 +194,11 @@ def _check_supported(config: "ExperimentConfig") -> None:
             f"topology.remove = {config.topology.remove:g}: peers keep their neighbours; "
             "expected 0. Leave it out."
         )
+    if config.data.validation:
+        raise ConfigError(
+            f"data.validation = {config.data.validation:g}: peers have no common score to choose "
+            "a round by; expected 0. Leave it out."
+        )
     if config.holdout_clients:
         raise ConfigError(
             f"holdout_clients = {config.holdout_clients}: peers join while the network runs; "
