@@ -83,7 +83,7 @@ def extend(run_folder: RunFolder, experiment: Experiment) -> RunFolder:
 def check_same(
     run_folder: RunFolder,
     experiment: Experiment,
-    names: Sequence[str] = ("config", "data", "model"),
+    names: Sequence[str] = ("data", "model", "config"),
 ) -> None:
     """Refuse to resume a run with another config, data or model than it was started with."""
     before, now = run_folder.read("run.json")["hashes"], _hashes(experiment)
