@@ -142,7 +142,7 @@ def test_node_leaves_on_a_signal_where_the_event_loop_takes_no_handlers(monkeypa
 
 def test_connections_are_bounded_where_the_system_sets_no_limit(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
-    assert grpc_transport._max_connections() == 32_768
+    assert grpc_transport._max_connections() == 4_096
 
 
 def test_key_file_is_read_where_modes_mean_nothing(monkeypatch, tmp_path):

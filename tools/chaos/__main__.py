@@ -1,6 +1,6 @@
 """`python -m chaos`: run every scenario on eight real peers.
 
-It writes docs/chaos.json and the table of docs/reliability.md.
+It writes docs/chaos.json and the table of docs/reliability.md; then attacks.py writes its own.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos import table
+from chaos import attacks, table
 from chaos.digits import write_digits
 from chaos.faults import SCENARIOS, Scenario, Setup, inject_nothing
 from chaos.fleet import Fleet, Json
@@ -106,6 +106,7 @@ def main() -> int:
     if not only:
         (DOCS / "chaos.json").write_text(json.dumps(rows, indent=1) + "\n")
         table.insert(DOCS / "reliability.md", rows)
+        attacks.write()
     problems = [f"{row['name']}: {problem}" for row in rows for problem in row["problems"]]
     print("\n".join(problems) or "the network survived every fault")
     return 1 if problems else 0

@@ -49,15 +49,15 @@ class InsiderNetwork(MemoryNetwork):
             return InsiderTransport(self, manifest, name, self.lies[name])
         return super().transport(manifest, name)
 
-    def honest_offers(self, request: Request) -> list[Offer]:
+    def honest_offers(self, request: Request) -> dict[str, Offer]:
         """Return what the honest nodes offer in an exchange; insiders may know all of it."""
-        found, exchange_id = [], ExchangeId(request.round, request.exchange)
+        found, exchange_id = {}, ExchangeId(request.round, request.exchange)
         for name, node in self.nodes.items():
             if name not in self.lies and isinstance(node.handler, ExchangeProtocol):
                 exchange = node.handler.offers.get(exchange_id)
                 if exchange is not None:
                     clusters = tuple(exchange.cluster_CK[0].tolist())
-                    found.append(Offer(clusters, exchange.model_CKP[0]))
+                    found[name] = Offer(clusters, exchange.model_CKP[0])
         return found
 
 

@@ -22,8 +22,13 @@ HEAD = (
 
 def insert(page: Path, rows: Sequence[Json]) -> None:
     """Replace the table of the page."""
+    replace(page, render(rows))
+
+
+def replace(page: Path, text: str) -> None:
+    """Replace the text between the marks of a page."""
     pattern = f"(?s){re.escape(BEGIN)}.*{re.escape(END)}"
-    page.write_text(re.sub(pattern, lambda _: BEGIN + render(rows) + END, page.read_text()))
+    page.write_text(re.sub(pattern, lambda _: BEGIN + text + END, page.read_text()))
 
 
 def render(rows: Sequence[Json]) -> str:

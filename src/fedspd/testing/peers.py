@@ -56,15 +56,31 @@ def open_peers(
     manifest = build_manifest(plan, graph, rounds)
     with ExitStack() as stack:
         peers = []
-        for member in manifest.members:
-            owner = {"network": manifest.network, "node": member.name}
-            journal = Journal(folder / member.name, {**owner, "agreement": manifest.agreement})
-            stack.enter_context(closing(journal))
-            runner = BlockRunner(select_clients(plan, [member.client]))
-            transport = network.transport(manifest, member.name)
-            context = _context(manifest, member, graph, rounds)
-            peers.append(Peer(context, runner, journal, transport, timeouts))
+        for i in range(graph.clients):
+            peer = open_peer(manifest, i, plan, graph, rounds, network, folder, timeouts)
+            stack.enter_context(closing(peer.journal))
+            peers.append(peer)
         yield peers
+
+
+def open_peer(
+    manifest: Manifest,
+    client: int,
+    plan: Plan,
+    graph: Graph,
+    rounds: int,
+    network: MemoryNetwork,
+    folder: Path,
+    timeouts: Timeouts = TIMEOUTS,
+) -> Peer:
+    """Return the peer of one client, which begins or continues from its journal."""
+    member = manifest.members[client]
+    owner = {"network": manifest.network, "node": member.name}
+    journal = Journal(folder / member.name, {**owner, "agreement": manifest.agreement})
+    runner = BlockRunner(select_clients(plan, [client]))
+    transport = network.transport(manifest, member.name)
+    context = _context(manifest, member, graph, rounds)
+    return Peer(context, runner, journal, transport, timeouts)
 
 
 async def run_together(*work: Awaitable[None]) -> None:

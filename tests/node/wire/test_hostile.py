@@ -327,6 +327,22 @@ def test_node_ignores_random_bytes_on_its_port(secure):
     run(work())
 
 
+def test_strangers_do_not_flood_the_log(secure, capfd, caplog):
+    """Each failed handshake was a line of gRPC itself, in another format than the node's."""
+
+    async def work():
+        async with secure.running("a", "d") as (_, d):
+            for stranger in await asyncio.to_thread(connect, secure, 100):
+                with suppress(OSError):
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                await asyncio.to_thread(is_closed, stranger)
+            await check_prompt(secure, d)
+
+    run(work())
+    assert capfd.readouterr().err == ""
+    assert caplog.text == ""
+
+
 def test_node_rejects_a_plaintext_client(secure):
     async def work():
         async with secure.running("a"):

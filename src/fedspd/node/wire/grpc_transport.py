@@ -37,6 +37,8 @@ from fedspd.node.wire.messages import Handler
 # gRPC reads this once, at import. It leaves TLS 1.2 a single suite, for RSA keys, which no node
 # has; TLS 1.3 has its own suites. So only TLS 1.3 can connect.
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
+# Otherwise gRPC logs every failed handshake itself, and strangers could fill the disk.
+os.environ["GRPC_VERBOSITY"] = "NONE"
 try:
     import grpc
 except ImportError:
@@ -47,6 +49,7 @@ SERVICE = "fedspd.Peer"
 REQUEST_TIMEOUT_SECONDS = 10.0  # for a request to follow its headers
 MAX_VERIFIED = 256  # verified certificates that are remembered
 MAX_DESCRIPTORS = 65_536  # files and connections to ask the system for
+MAX_CONNECTIONS = 4_096  # of strangers and neighbours: one takes about 70 kB
 MAX_RPCS = 256  # at a time; base.py limits each neighbour to a few of them
 REFUSALS = ("Connection refused", "DNS resolution failed")  # in gRPC's words
 MAX_DETAIL_CHARS = 300  # of a neighbour's error
@@ -306,16 +309,19 @@ def _check_security(manifest: Manifest, insecure_plaintext: bool) -> None:
 
 
 def _max_connections() -> int:
-    """Raise the limit of open files, and return half of it, so that callers leave enough files."""
+    """Raise the limit of open files, and return how many connections may be open at a time.
+
+    Callers take at most half of the files.
+    """
     try:
         import resource
     except ImportError:  # Windows sets no limit
-        return MAX_DESCRIPTORS // 2
+        return MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(1, wanted // 2)
+    return max(1, min(wanted // 2, MAX_CONNECTIONS))
 
 
 async def _read_request(requests: AsyncIterator[bytes]) -> bytes:

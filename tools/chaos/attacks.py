@@ -1,0 +1,252 @@
+"""What each aggregation rule withstands: one insider against honest peers, by degree.
+
+The peers run in this process, over the in-memory transport, with every check of a real node.
+`python -m chaos.attacks` writes docs/attacks.json and the table of docs/security.md.
+"""
+
+import asyncio
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chaos import table
+from chaos.insiders import InsiderNetwork, Lie
+from fedspd.config import validate
+from fedspd.core.graph import Graph, LinkRule
+from fedspd.experiment.build import build_experiment
+from fedspd.node.peer.liveness import Timeouts
+from fedspd.node.wire.messages import Announcement, Offer, Request
+from fedspd.testing.peers import open_peers, run_together
+
+Json = dict[str, Any]
+NODES, ROUNDS = 8, 15
+INSIDER = "n3"
+DOCS = Path(__file__).parents[2] / "docs"
+TIMEOUTS = Timeouts(start=60, min_deadline=30, max_deadline=60, heartbeat_interval=1, linger=0.3)
+RULES: tuple[LinkRule, ...] = ("uniform", "median", "trimmed", "clipped")
+GRAPHS = {"3": (1, 4), "6": (1, 2, 3), "complete": (1, 2, 3, 4)}  # steps along the ring
+
+
+# ---- lies
+
+
+@dataclass(frozen=True)
+class SendsInstead(Lie):
+    """Sends other models than its own, which may depend on those of all honest nodes."""
+
+    forge: Callable[[Tensor, Tensor], Tensor]  # own_P, honest_HP -> lie_P
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        """Return a false model for every cluster."""
+        offers, rows = network.honest_offers(request).values(), []
+        for cluster, own_P in zip(truth.clusters, truth.model_KP, strict=True):
+            honest = [
+                offer.model_KP[offer.clusters.index(cluster)].double()
+                for offer in offers
+                if cluster in offer.clusters and offer.model_KP.shape[1] == len(own_P)
+            ]
+            honest_HP = torch.stack(honest) if honest else own_P.double()[None]
+            rows.append(self.forge(own_P.double(), honest_HP))
+        return Offer(truth.clusters, torch.stack(rows).to(truth.model_KP))
+
+
+def flip_sign(own_P: Tensor, honest_HP: Tensor) -> Tensor:
+    """Negate the own model."""
+    return -own_P
+
+
+def little_is_enough(own_P: Tensor, honest_HP: Tensor) -> Tensor:
+    """Stay within the honest spread, at its edge (Baruch et al., NeurIPS 2019)."""
+    return honest_HP.mean(0) - 1.5 * honest_HP.std(0, correction=0)
+
+
+def inner_product(own_P: Tensor, honest_HP: Tensor) -> Tensor:
+    """Turn the mean around (Xie et al., UAI 2019)."""
+    return -2 * honest_HP.mean(0)
+
+
+def send_huge(own_P: Tensor, honest_HP: Tensor) -> Tensor:
+    """Send the largest numbers that travel."""
+    return torch.full_like(own_P, 3e38)
+
+
+@dataclass(frozen=True)
+class Dissensus(Lie):
+    """Pushes each neighbour away from the others (He et al., 2022)."""
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        """Return a model that lies beyond that of the neighbour, seen from the insider."""
+        theirs, rows = network.honest_offers(request).get(to), []
+        for cluster, own_P in zip(truth.clusters, truth.model_KP, strict=True):
+            if theirs is None or cluster not in theirs.clusters:
+                rows.append(own_P)
+                continue
+            victim_P = theirs.model_KP[theirs.clusters.index(cluster)]
+            rows.append(victim_P + 5 * (victim_P - own_P))
+        return Offer(truth.clusters, torch.stack(rows))
+
+
+@dataclass(frozen=True)
+class Announces(Lie):
+    """Changes its announcements."""
+
+    change: Callable[[Announcement], Announcement]
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        """Return the changed announcement."""
+        return self.change(truth)
+
+
+@dataclass(frozen=True)
+class AnnouncesAndSends(SendsInstead):
+    """Changes its announcements and its models."""
+
+    change: Callable[[Announcement], Announcement] = lambda truth: truth
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        """Return the changed announcement."""
+        return self.change(truth)
+
+
+@dataclass(frozen=True)
+class SearchLie(Lie):
+    """Multiplies the numbers of FedSPD-Split's search for populations; its models are honest."""
+
+    factor: float
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        """Return false directions, coordinates, corners and S."""
+        if request.is_model or request.exchange == 0:
+            return truth
+        return Offer(truth.clusters, self.factor * truth.model_KP)
+
+
+# ---- runs
+
+
+def graph_of(degree: str, rule: LinkRule) -> Graph:
+    """Return a ring with chords, or the complete graph."""
+    edges = {frozenset((i, (i + step) % NODES)) for i in range(NODES) for step in GRAPHS[degree]}
+    return Graph.from_edges(NODES, [(min(edge), max(edge)) for edge in edges], rule)
+
+
+def play(method: str, degree: str, rule: LinkRule, lie: Lie | None, **settings: Any) -> float:
+    """Return the mean accuracy of the honest nodes after the final phase."""
+    tree = {
+        "method": method,
+        "clients": NODES,
+        "clusters": 1 if method == "fedavg" else 2,
+        "rounds": ROUNDS,
+        "data": {"name": "digits", "examples": 60, "mixture": "permutation", "shares": "pure"},
+        "model": {"name": "mlp", "hidden": 16},
+        "training": {"lr": 0.1, "epochs": 3, "batch": 20},
+        **settings,
+    }
+    plan = build_experiment(validate(tree)).plan
+    network = InsiderNetwork({} if lie is None else {INSIDER: lie})
+    with (
+        tempfile.TemporaryDirectory(prefix="fedspd-attack-") as folder,
+        open_peers(plan, graph_of(degree, rule), ROUNDS, network, Path(folder), TIMEOUTS) as peers,
+    ):
+        asyncio.run(run_together(*(peer.run() for peer in peers)))
+        accuracy = [peer.journal.last["accuracy"] for peer in peers if peer.context.name != INSIDER]
+    return float(np.mean(accuracy))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One lie against one method; the settings override the common config."""
+
+    name: str
+    method: str
+    lie: Lie
+    rules: Sequence[LinkRule] = RULES
+    settings: Json = field(default_factory=dict)
+
+
+NO_LABELS = {"fedspd": {"align_every": 0}}
+ROBUST_OR_NOT: tuple[LinkRule, ...] = ("uniform", "median")
+CASES = [
+    Case("sign flip", "fedspd", SendsInstead(flip_sign), settings=NO_LABELS),
+    Case("ALIE", "fedspd", SendsInstead(little_is_enough), settings=NO_LABELS),
+    Case("IPM", "fedspd", SendsInstead(inner_product), settings=NO_LABELS),
+    Case("dissensus", "fedspd", Dissensus(), settings=NO_LABELS),
+    Case("huge values", "fedspd", SendsInstead(send_huge), settings=NO_LABELS),
+    Case(
+        "label notes, aligning every 2 rounds",
+        "fedspd",
+        Announces(lambda truth: replace(truth, note=-(2**62))),
+        ROBUST_OR_NOT,
+        {"fedspd": {"align_every": 2}},
+    ),
+    Case(
+        "1e308 examples",
+        "fedspd",
+        AnnouncesAndSends(flip_sign, lambda truth: replace(truth, weights=(1e308,))),
+        ("examples",),
+        NO_LABELS,
+    ),
+    Case("Split: directions and coordinates", "fedspd-split", SearchLie(-5.0), ROBUST_OR_NOT),
+    Case("Split: corners and S", "fedspd-split", SearchLie(1e6), ROBUST_OR_NOT),
+    Case(
+        "Split: labelling",
+        "fedspd-split",
+        Announces(lambda truth: replace(truth, note=2**62 if truth.note > 0 else truth.note)),
+        ROBUST_OR_NOT,
+    ),
+]
+
+
+def run(cases: Sequence[Case], degrees: Sequence[str]) -> list[Json]:
+    """Play every case under its rules and degrees, each beside a run without the lie."""
+    rows: list[Json] = []
+    honest: dict[str, float] = {}
+    for case in cases:
+        for rule in case.rules:
+            for degree in degrees:
+                about = case.method, degree, rule
+                key = json.dumps([about, case.settings])
+                if key not in honest:
+                    honest[key] = play(*about, None, **case.settings)
+                accuracy = play(*about, case.lie, **case.settings)
+                row = {"case": case.name, "method": case.method, "rule": rule, "degree": degree}
+                rows.append({**row, "accuracy": accuracy, "honest": honest[key]})
+                print(time.strftime("%H:%M:%S"), json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def render(rows: Sequence[Json]) -> str:
+    """Return the table as Markdown: the loss of accuracy in points, and the honest accuracy."""
+    head = ["one insider of eight", "rule", *(f"degree {d}" for d in GRAPHS)]
+    lines = [head, ["---"] * len(head)]
+    for case, rule in dict.fromkeys((row["case"], row["rule"]) for row in rows):
+        cells = {
+            row["degree"]: f"{100 * (row['honest'] - row['accuracy']):.1f} "
+            f"({100 * row['honest']:.1f} %)"
+            for row in rows
+            if (row["case"], row["rule"]) == (case, rule)
+        }
+        lines.append([case, f"`{rule}`", *(cells.get(degree, "–") for degree in GRAPHS)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def write() -> None:
+    """Measure everything; write docs/attacks.json and the table of docs/security.md."""
+    logging.getLogger("fedspd").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    rows = run(CASES, list(GRAPHS))
+    (DOCS / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")
+    table.replace(DOCS / "security.md", render(rows))
+
+
+if __name__ == "__main__":
+    write()
