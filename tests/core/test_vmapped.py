@@ -4,6 +4,7 @@ Shapes: C clients, P parameters of a model, E examples.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from fedspd.config import load
 from fedspd.core.block import Block
+from fedspd.core.client_dropout import has_other_random_layers
+from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
 from fedspd.core.vmapped import VmapTrainer
@@ -182,6 +185,66 @@ def test_dropout_differs_between_clients_and_repeats_itself():
     first_CP, second_CP = (learner.train(model_CP, data, KEY) for _ in range(2))
     assert torch.equal(first_CP, second_CP)
     assert not torch.equal(first_CP[0], first_CP[1])
+
+
+def with_vmap(*layers: nn.Module) -> Learner:
+    """A learner of two dense layers, with others between them, that trains as on a GPU."""
+    factory = partial(between, layers)
+    learner = Learner(factory, SGD, dtype=torch.float64)
+    learner.stacked_trainer, learner.vmap_trainer = None, VmapTrainer(learner)
+    return learner
+
+
+def between(layers: tuple[nn.Module, ...]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *deepcopy(layers), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Dropout(0.5),),
+        (nn.Dropout(0.3),),
+        (nn.Dropout(0.3), nn.ReLU(), Dropout(0.25)),
+        (nn.Dropout(0.0), nn.Dropout(0.5, inplace=True)),
+    ],
+    ids=["ours", "torch", "two layers", "none, then in place"],
+)
+def test_dropout_draws_as_in_the_loop_whichever_clients_train_together(layers):
+    """Other masks would change the parameters by about 0.01."""
+    together = with_vmap(*layers)
+    data, model_CP = examples((1, 4, 4), COUNTS), first_models(together, 4)
+    found_CP = together.train(model_CP, data, KEY)
+    for rows in ([0], [2, 1], [3, 0, 2]):
+        own_CP = together.train(model_CP[rows], data.select(rows), KEY)
+        torch.testing.assert_close(own_CP, found_CP[rows], rtol=0, atol=1e-12)
+    together.vmap_trainer = None
+    expected_CP = together.train(model_CP, data, KEY)
+    torch.testing.assert_close(found_CP, expected_CP, rtol=0, atol=1e-9)
+
+
+def test_dropout_layers_are_themselves_again_after_training():
+    learner = with_vmap(nn.Dropout(0.5))
+    data = examples((1, 4, 4), COUNTS)
+    learner.train(first_models(learner, 4), data, KEY)
+    (layer,) = [m for m in learner.module.modules() if isinstance(m, nn.Dropout)]
+    assert "forward" not in vars(layer)
+
+
+def test_model_that_draws_by_itself_is_refused_in_a_sentence():
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    learner = with_vmap(Noise())
+    data = examples((1, 4, 4), COUNTS)
+    with pytest.raises(ConfigError, match="draws random numbers"):
+        learner.train(first_models(learner, 4), data, KEY)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout1d(0.5), nn.AlphaDropout(0.5), nn.RReLU()])
+def test_layers_whose_draws_have_no_mask_train_in_the_loop(layer):
+    assert has_other_random_layers(nn.Sequential(nn.Linear(4, 4), layer))
+    assert not has_other_random_layers(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()))
 
 
 def test_client_without_examples_keeps_its_model():

@@ -94,7 +94,7 @@ class Learner(FlatModule):
         modules = self.module.modules()
         self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         # By device and layers, never by a timing, which may come out otherwise next time.
-        self.vmap_trainer = None if self.device.type == "cpu" else VmapTrainer(self)
+        self.vmap_trainer = VmapTrainer.build(self)
         self.stacked_trainer = StackedTrainer.build(self)
 
     @property
@@ -225,13 +225,13 @@ class Learner(FlatModule):
         clients: Sequence[int],
         key: Key,
     ) -> Tensor:
-        """Train as the loop does, except for dropout, whose draws are those of the block."""
+        """Train as the loop does."""
         steps = [
             self._batches(update, key.of(client))
             for update, client in zip(updates, clients, strict=True)
         ]
-        with keyed_randomness(key.of("dropout"), self.device):
-            return trainer.train(model_CP, updates, steps)
+        drops = [key.of(client, "dropout").torch() for client in clients]
+        return trainer.train(model_CP, updates, steps, drops)
 
     def _batches(self, update: LocalUpdate, key: Key) -> Iterator[tuple[float, Tensor]]:
         """Yield the learning rate and the rows of every step of a local update."""

@@ -9,6 +9,7 @@ E examples.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -18,6 +19,13 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedspd.core.block import Block
+from fedspd.core.client_dropout import (
+    Call,
+    ClientDropout,
+    draw_masks,
+    has_other_random_layers,
+)
+from fedspd.core.errors import ConfigError
 from fedspd.core.losses import Objective
 from fedspd.core.sgd import Descent
 
@@ -35,13 +43,28 @@ class VmapTrainer:
     """
 
     def __init__(self, learner: "Learner") -> None:
-        self.learner = learner
+        self.learner, self.dropout = learner, ClientDropout(learner.module)
+        self._calls: dict[tuple[int, ...], list[Call]] = {}  # by the shape of a batch
         self.buffer_size = sum(slot.view.numel() for slot in learner.buffer_slots)
 
+    @classmethod
+    def build(cls, learner: "Learner") -> "VmapTrainer | None":
+        """Return the trainer if the model's random layers draw by client; else a loop trains."""
+        if learner.device.type == "cpu" or has_other_random_layers(learner.module):
+            return None
+        return cls(learner)
+
     def train(
-        self, model_CP: Tensor, updates: Sequence["LocalUpdate"], steps: Sequence[Steps]
+        self,
+        model_CP: Tensor,
+        updates: Sequence["LocalUpdate"],
+        steps: Sequence[Steps],
+        drops: Sequence[torch.Generator],
     ) -> Tensor:
-        """Return every client's model after its local update, as the learner's loop does."""
+        """Return every client's model after its local update, as the learner's loop does.
+
+        drops   the generator of every client's dropout
+        """
         trained_CP = model_CP.to(device=self.learner.device, dtype=self.learner.dtype, copy=True)
         trained_CW = trained_CP[:, : self.learner.weights]
         descent = Descent(updates[0].optimizer, [trained_CW], []) if updates else None
@@ -50,7 +73,9 @@ class VmapTrainer:
             for clients_G, rates, batches in _by_batch_size(of_all):
                 assert descent is not None
                 model_GP, updates_G = trained_CP[clients_G], [updates[c] for c in clients_G]
-                gradient_GW, rest_GQ = self._gradients(model_GP, updates_G, batches)
+                gradient_GW, rest_GQ = self._gradients(
+                    model_GP, updates_G, batches, [drops[c] for c in clients_G]
+                )
                 trained_CP[clients_G, self.learner.weights :] = rest_GQ
                 own = descent.of(clients_G, [gradient_GW])
                 rate_G = torch.tensor(rates, dtype=torch.double).to(model_GP)
@@ -69,7 +94,11 @@ class VmapTrainer:
         self.learner.effort.steps += len(updates)
 
     def _gradients(
-        self, model_GP: Tensor, updates: list["LocalUpdate"], batches: list[Tensor]
+        self,
+        model_GP: Tensor,
+        updates: list["LocalUpdate"],
+        batches: list[Tensor],
+        drops: list[torch.Generator],
     ) -> tuple[Tensor, Tensor]:
         learner, W = self.learner, self.learner.weights
         for norm in learner.norms:
@@ -78,17 +107,34 @@ class VmapTrainer:
         x_GB = torch.stack([update.x[batch] for update, batch in pairs])
         y_GB = torch.stack([update.y[batch] for update, batch in pairs])
         weights = [update.weight[batch] for update, batch in pairs if update.weight is not None]
+        x_GB = x_GB.to(device=learner.device, dtype=learner.dtype)
+        masks = draw_masks(self._dropout_calls(model_GP[0], x_GB[0]), drops, learner.device)
         loss = partial(self._loss, updates[0].objective)
-        in_dims = (0, 0, 0, 0, 0 if weights else None)
-        gradients = vmap(grad(loss, has_aux=True), in_dims, randomness="different")
-        gradient_GW, rest_GQ = gradients(
-            model_GP[:, :W],
-            model_GP[:, W:],
-            x_GB.to(device=learner.device, dtype=learner.dtype),
-            y_GB.to(learner.device),
-            torch.stack(weights).to(model_GP) if weights else None,
-        )
+        in_dims = (0, 0, 0, 0, 0 if weights else None, 0)
+        gradients = vmap(grad(loss, has_aux=True), in_dims, randomness="error")
+        with _random_code_as_sentence():
+            gradient_GW, rest_GQ = gradients(
+                model_GP[:, :W],
+                model_GP[:, W:],
+                x_GB,
+                y_GB.to(learner.device),
+                torch.stack(weights).to(model_GP) if weights else None,
+                masks,
+            )
         return gradient_GW, rest_GQ
+
+    def _dropout_calls(self, model_P: Tensor, x_B: Tensor) -> list[Call]:
+        """Return the uses of dropout layers for a batch of this shape."""
+        if not self.dropout.layers:
+            return []
+        shape = tuple(x_B.shape)
+        if shape not in self._calls:
+            learner, W = self.learner, self.learner.weights
+            tensors = learner.tensors(model_P[:W], model_P[W:])
+            self._calls[shape] = self.dropout.calls(
+                lambda: functional_call(learner.module, tensors, (x_B,))
+            )
+        return self._calls[shape]
 
     def _loss(
         self,
@@ -98,10 +144,13 @@ class VmapTrainer:
         x_B: Tensor,
         y_B: Tensor,
         weight_B: Tensor | None,
+        masks: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Return the mean to minimise, and the rest of the vector with the buffers after it."""
         tensors = self.learner.tensors(weights_W, rest_Q)
-        loss_B = self.learner.loss(functional_call(self.learner.module, tensors, (x_B,)), y_B)
+        with self.dropout.applied(masks):
+            output = functional_call(self.learner.module, tensors, (x_B,))
+        loss_B = self.learner.loss(output, y_B)
         frozen_Q = rest_Q[: len(rest_Q) - self.buffer_size]
         buffers = [
             tensors[slot.name].reshape(-1).to(rest_Q.dtype) for slot in self.learner.buffer_slots
@@ -134,6 +183,20 @@ class VmapTrainer:
             model_P[: self.learner.weights], model_P[self.learner.weights :]
         )
         return self.learner.loss(functional_call(self.learner.module, tensors, (x_B,)), y_B)
+
+
+@contextmanager
+def _random_code_as_sentence() -> Iterator[None]:
+    """Refuse a model that draws numbers by itself: they would depend on the clients beside it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "randomness" not in str(error):
+            raise
+        raise ConfigError(
+            "model.name: the model's code draws random numbers, which on a GPU would depend on the "
+            'other clients; expected layers such as nn.Dropout. Use these, or device = "cpu".'
+        ) from error
 
 
 def _by_batch_size(
