@@ -31,6 +31,7 @@ TARGETS = {
     "bf16_cifar": 1.8,
     "round": 1.1,
     "split": 1.15,
+    "private": 3.0,
     "growth": 1.15,
     "memory": 3.0,
     "start": 3.0,

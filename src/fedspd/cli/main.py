@@ -239,6 +239,23 @@ def paper(
 
 
 @app.command(epilog=EXIT_CODES)
+def privacy(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG | RUN] [KEY=VALUE]...",
+            help="Read a TOML file and override keys, or read a run folder or a node's journal.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run will spend of its privacy, or has spent: by round and per neighbour."""
+    from fedspd.cli import privacy
+
+    privacy.show(settings or [], as_json)
+
+
+@app.command(epilog=EXIT_CODES)
 def methods(as_json: AsJson = False) -> None:
     """List the methods and their options."""
     from fedspd.cli.methods import list_methods

@@ -139,7 +139,10 @@ def export(
     from fedspd.node.host import export
     from fedspd.node.host.bundle import open_bundle
 
-    export.export(open_bundle(bundle), to, state)
+    opened = open_bundle(bundle)
+    export.export(opened, to, state)
+    if opened.config.privacy.is_on:
+        typer.echo(export.PRIVACY_NOTE, err=True)
     print(to)
 
 

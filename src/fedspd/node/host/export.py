@@ -31,6 +31,10 @@ from fedspd.runtime.plan import Plan
 from fedspd.storage.run_folder import RunFolder
 
 SUFFIXES = (".onnx", ".safetensors")
+PRIVACY_NOTE = (
+    "The file has the node's personal model. After the final phase, that is a model trained on its "
+    "own examples without noise: [privacy] does not cover it."
+)
 
 
 def load_runner(bundle: Bundle, state: Path | None = None) -> BlockRunner:

@@ -1,0 +1,133 @@
+"""The command privacy: what a run will spend, or has spent."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedspd.config import ExperimentConfig, load, split_arguments, validate
+from fedspd.core.errors import ConfigError
+from fedspd.core.mechanism import Release
+from fedspd.experiment.build import build_budget
+from fedspd.privacy.accountant import epsilon
+from fedspd.privacy.budget import Budget, describe
+from fedspd.privacy.ledger import RunLedger
+from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
+
+ROWS = 12  # of the table of rounds
+BAR_LETTERS = 40
+
+
+def show(settings: list[str], as_json: bool) -> None:
+    """Show the budget of a config, or the ledger of a run folder or of a node's journal."""
+    folder = Path(settings[0]) if settings else None
+    if folder is not None and (folder / "run.json").exists():
+        about = _spent(folder)
+    else:
+        about = _planned(load(*split_arguments(settings)))
+    if as_json:
+        print(json.dumps(about))
+        return
+    console = Console()
+    for sentence in about["sentences"]:
+        console.print(sentence, markup=False, highlight=False)
+    console.print(_curve(about["rounds"]))
+    if about["neighbours"]:
+        console.print(_neighbours(about))
+
+
+def _planned(config: ExperimentConfig) -> Json:
+    """Return what a run of the config will spend, if nothing fails."""
+    budget = _budget(config)
+    rounds = [[t, budget.epsilon_after(t)] for t in range(1, config.rounds + 1)]
+    return {
+        "sentences": [
+            *describe(budget),
+            "A neighbour that received a model in round t is at the epsilon of round t, whatever "
+            "it received before; all neighbours together are at that of the last round.",
+        ],
+        "delta": config.privacy.delta,
+        "rounds": rounds,
+        "all": [rounds[-1][1]],
+        "neighbours": [],
+    }
+
+
+def _budget(config: ExperimentConfig) -> Budget:
+    budget = build_budget(config)
+    if budget is None:
+        raise ConfigError(
+            "privacy.epsilon: not given, and neither is privacy.noise, so nothing is private; "
+            "expected one of them. Add privacy.epsilon=8, for example."
+        )
+    return budget
+
+
+def _spent(folder: Path) -> Json:
+    run_folder = RunFolder.open(folder)
+    if (folder / "privacy.json").exists():
+        return _spent_by_node(run_folder)
+    stored = run_folder.read("run.json")
+    config = validate(stored["config"])
+    _budget(config)
+    ledger, rounds = RunLedger(config.clients, config.privacy.delta), []
+    for event in run_folder.events():
+        if "privacy" in event:
+            ledger.record(event["privacy"])
+            rounds.append([event["round"], max(event["privacy"]["epsilon"])])
+    spent = max((cost for _, cost in rounds), default=0.0)
+    sentence = (
+        f"Privacy: epsilon = {spent:.4g} after {len(rounds)} of {config.rounds} rounds, at delta = "
+        f"{config.privacy.delta:g}: the most of a client against all others together."
+    )
+    return {"sentences": [sentence], "rounds": rounds, **ledger.as_json()}
+
+
+def _spent_by_node(run_folder: RunFolder) -> Json:
+    """Return what a node has spent, from the ledger in its journal."""
+    ledger, events = run_folder.read("privacy.json"), list(run_folder.events())
+    reported = [event for event in events if "privacy" in event]
+    delta = reported[-1]["privacy"]["delta"] if reported else 1e-5
+    entries = [[Release(*spent) for spent in entry["spent"]] for entry in ledger["releases"]]
+
+    def cost(known: int) -> float:
+        return epsilon((release for own in entries[:known] for release in own), delta)
+
+    received = ledger["received"]
+    spent = cost(max(received.values(), default=0))
+    silent = " Its budget is spent: it sends nothing more." if ledger["silent"] else ""
+    return {
+        "sentences": [
+            f"Privacy: epsilon = {spent:.4g} at delta = {delta:g}, against all neighbours together."
+            + silent
+        ],
+        "delta": delta,
+        "rounds": [[event["round"], event["privacy"]["epsilon"]] for event in reported],
+        "all": [spent],
+        "neighbours": [["this node", name, cost(n)] for name, n in sorted(received.items())],
+    }
+
+
+def _curve(rounds: list[list[float]]) -> Table:
+    """Return epsilon by round, as numbers and as bars."""
+    table = Table("round", "epsilon", "", title="Budget by round", title_justify="left")
+    most = max((cost for _, cost in rounds), default=0.0) or 1.0
+    cuts = sorted({round(len(rounds) * row / ROWS) for row in range(ROWS + 1)})
+    for _, cut in pairwise(cuts):
+        t, cost = rounds[cut - 1]
+        table.add_row(str(int(t)), f"{cost:.4g}", "█" * round(BAR_LETTERS * cost / most))
+    return table
+
+
+def _neighbours(about: Json) -> Table:
+    """Return the epsilon of clients against each neighbour, the largest first."""
+    table = Table("of", "against", "epsilon", title="Per neighbour", title_justify="left")
+    pairs = sorted(about["neighbours"], key=lambda row: -row[2])
+    for sender, receiver, cost in pairs[:ROWS]:
+        table.add_row(str(sender), "server" if receiver == -1 else str(receiver), f"{cost:.4g}")
+    if len(pairs) > ROWS:
+        table.caption = f"{len(pairs) - ROWS} more with --json, all of them lower or equal"
+    return table

@@ -1,0 +1,50 @@
+"""The command `fedspd privacy`, before, during and after a run."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedspd.cli.main import app
+from fedspd.core.errors import ConfigError
+
+SETTINGS = [
+    "method=fedspd", "rounds=4", "clients=4", "topology.kind=ring", "data.examples=40",
+    "training.epochs=1", "training.batch=20", "privacy.noise=2.0", "fedspd.final_epochs=0",
+]  # fmt: skip
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_privacy_of_a_config_is_what_its_run_spends(tmp_path):
+    planned = json.loads(call("privacy", *SETTINGS, "--json"))
+    assert [t for t, _ in planned["rounds"]] == [1, 2, 3, 4]
+    assert planned["rounds"][0][1] < planned["rounds"][3][1] == planned["all"][0]
+    folder = tmp_path / "run"
+    call("run", *SETTINGS, "--out", str(folder), "--workers", "1", "--json")
+    spent = json.loads(call("privacy", str(folder), "--json"))
+    by_round = dict(map(tuple, planned["rounds"]))
+    assert spent["rounds"][-1][1] == pytest.approx(by_round[4], abs=1e-5)
+    assert spent["neighbours"]
+    for sender, receiver, cost in spent["neighbours"]:
+        assert abs(sender - receiver) in (1, 3)  # of the ring
+        assert any(cost == pytest.approx(known, abs=1e-5) for known in by_round.values())
+        assert cost <= spent["all"][sender] + 1e-6
+    shown = call("privacy", str(folder))
+    assert "Per neighbour" in shown
+    assert "Budget by round" in shown
+
+
+def test_privacy_of_nbafl_shows_the_nominal_and_the_true_cost():
+    shown = call("privacy", "method=fedspd", "rounds=150", "clients=50", "data.examples=1000",
+                 "privacy.mechanism=nbafl", "privacy.epsilon=10", "privacy.delta=0.01")  # fmt: skip
+    assert "nominal epsilon = 10 for one upload" in " ".join(shown.split())
+
+
+def test_privacy_of_a_config_without_any_is_refused():
+    with pytest.raises(ConfigError, match="nothing is private"):
+        CliRunner().invoke(app, ["privacy", "rounds=3"], catch_exceptions=False)
