@@ -83,6 +83,12 @@ def test_bfloat16_is_refused_with_privacy():
     assert "not with privacy" in refusal(precision="bf16", privacy={"noise": 1.0})
 
 
+def test_validation_examples_are_refused_with_privacy():
+    assert "data.validation = 0.2" in refusal(
+        method="fedavg", data={"examples": 40, "validation": 0.2}, privacy={"noise": 1.0}
+    )
+
+
 def test_rate_follows_from_public_numbers_alone():
     tree = {**SMALL, "privacy": {"noise": 1.0}, "training": {"batch": 10}}
     assert build_budget(validate(tree)).mechanism.rate == 0.25

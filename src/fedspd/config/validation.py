@@ -110,6 +110,11 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
             f"precision = '{config.precision}': not with privacy, which trains example by example; "
             "expected float32. Leave this key out."
         )
+    if config.data.validation:
+        raise ConfigError(
+            f"data.validation = {config.data.validation}: not with privacy, as the choice of the "
+            "best round would tell of these examples; expected 0. Leave this key out."
+        )
     tables = {
         method: getattr(config, method).model_copy(update=options)
         for method, options in private_tables(tree).items()

@@ -1,6 +1,6 @@
 """The gradient of every example of a batch, by torch.func.
 
-Shapes: B examples of a batch, P parameters of a model: W that are trained, then Q others.
+Shapes: B examples of a batch, P parameters of a model: W that are trained, then others.
 """
 
 from functools import partial
@@ -20,28 +20,43 @@ class PerExampleGradients:
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
+        self.trained = [slot for slot in learner.parameter_slots if slot.start < learner.weights]
         self.chunk = max(1, MAX_ELEMENTS // max(1, learner.weights))
 
     def clipped_sum(
         self, model_P: Tensor, update: LocalUpdate, rows: Tensor, clip: float
     ) -> Tensor:
         """Return the sum of the examples' gradients, each of a norm of at most `clip`."""
-        sum_W = torch.zeros(self.learner.weights, dtype=model_P.dtype, device=model_P.device)
-        self.learner.module.train()
+        learner = self.learner
+        sum_W = torch.zeros(learner.weights, dtype=model_P.dtype, device=model_P.device)
+        learner.module.train()
         for part in torch.split(rows, self.chunk) if len(rows) else ():
-            gradient_BW = self.gradients(model_P, update, part)
-            sum_W += clipped(gradient_BW, clip).sum(0)
+            gradients = self.gradients(model_P, update, part)
+            norm_B = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            factor_B = (clip / norm_B).clamp(max=1.0)  # 1 where the norm is 0
+            is_finite_B = norm_B.isfinite()
+            for slot in self.trained:
+                gradient_B = gradients[slot.name]
+                if not is_finite_B.all():
+                    gradient_B = gradient_B[is_finite_B]
+                sum_of_slot = torch.tensordot(factor_B[is_finite_B], gradient_B, 1)
+                learner.view(sum_W, slot.start, slot.view).add_(sum_of_slot)
         return sum_W
 
-    def gradients(self, model_P: Tensor, update: LocalUpdate, rows: Tensor) -> Tensor:
-        """Return gradient_BW of the objective at every example."""
+    def gradients(self, model_P: Tensor, update: LocalUpdate, rows: Tensor) -> dict[str, Tensor]:
+        """Return the gradient of the objective at every example, by parameter, each [B, ...].
+
+        By parameter, as a gradient by the flat vector would be filled up with zeros for each.
+        """
         learner, W = self.learner, self.learner.weights
-        loss = partial(self._loss, update.objective)
+        tensors = learner.tensors(model_P[:W], model_P[W:])
+        trained = {slot.name: tensors.pop(slot.name) for slot in self.trained}
         weight_B = None if update.weight is None else update.weight[rows].to(model_P)
         in_dims = (None, None, 0, 0, None if weight_B is None else 0)
-        gradients: Tensor = vmap(grad(loss), in_dims, randomness="different")(
-            model_P[:W],
-            model_P[W:],
+        loss = partial(self._loss, update.objective)
+        gradients: dict[str, Tensor] = vmap(grad(loss), in_dims, randomness="different")(
+            trained,
+            tensors,
             update.x[rows].to(device=learner.device, dtype=learner.dtype),
             update.y[rows].to(learner.device),
             weight_B,
@@ -51,14 +66,13 @@ class PerExampleGradients:
     def _loss(
         self,
         objective: Objective,
-        weights_W: Tensor,
-        rest_Q: Tensor,
+        trained: dict[str, Tensor],
+        rest: dict[str, Tensor],
         x: Tensor,
         y: Tensor,
         weight: Tensor | None,
     ) -> Tensor:
-        tensors = self.learner.tensors(weights_W, rest_Q)
-        output = functional_call(self.learner.module, tensors, (x[None],))
+        output = functional_call(self.learner.module, {**trained, **rest}, (x[None],))
         loss_1 = self.learner.loss(output, y[None])
         return objective(loss_1, None if weight is None else weight[None]).sum()
 
