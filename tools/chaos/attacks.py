@@ -118,6 +118,24 @@ class AnnouncesAndSends(SendsInstead):
 
 
 @dataclass(frozen=True)
+class SwapsLabels(Lie):
+    """Claims to lead the alignment of two clusters, and swaps their labels."""
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        """Return the announcement with the lowest note of all and the other label."""
+        clusters = tuple(1 - cluster for cluster in truth.clusters)
+        return replace(truth, note=-(2**62), clusters=clusters)
+
+    def request(self, truth: Request) -> Request:
+        """Return the request with the true labels."""
+        return replace(truth, wants=tuple(1 - cluster for cluster in truth.wants))
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        """Return the true models under the other labels."""
+        return replace(truth, clusters=tuple(1 - cluster for cluster in truth.clusters))
+
+
+@dataclass(frozen=True)
 class SearchLie(Lie):
     """Multiplies the numbers of FedSPD-Split's search for populations; its models are honest."""
 
@@ -182,9 +200,9 @@ CASES = [
     Case("dissensus", "fedspd", Dissensus(), settings=NO_LABELS),
     Case("huge values", "fedspd", SendsInstead(send_huge), settings=NO_LABELS),
     Case(
-        "label notes, aligning every 2 rounds",
+        "label notes",
         "fedspd",
-        Announces(lambda truth: replace(truth, note=-(2**62))),
+        SwapsLabels(),
         ROBUST_OR_NOT,
         {"fedspd": {"align_every": 2}},
     ),

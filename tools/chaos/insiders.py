@@ -29,6 +29,10 @@ class Lie:
         """Return the announcement that a neighbour gets."""
         return truth
 
+    def request(self, truth: Request) -> Request:
+        """Return the request that the insider's own honest part answers."""
+        return truth
+
     def offer(self, network: "InsiderNetwork", to: str, request: Request, truth: Offer) -> Offer:
         """Return the models that a neighbour gets."""
         return truth
@@ -102,7 +106,7 @@ class LyingHandler:
 
     def handle_request(self, sender: str, request: Request) -> Offer:
         """Return false models."""
-        truth = self.truth.handle_request(sender, request)
+        truth = self.truth.handle_request(sender, self.transport.lie.request(request))
         return self.transport.lie.offer(self.transport.network, sender, request, truth)
 
     def handle_mute(self, neighbour: str) -> None:

@@ -327,7 +327,7 @@ SHORT = settings(
     max_examples=4, stateful_step_count=12, deadline=None, derandomize=True,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
-LONG = settings(SHORT, max_examples=150, stateful_step_count=40, derandomize=False)
+LONG = settings(SHORT, max_examples=60, stateful_step_count=30, derandomize=False)
 
 
 class TestShort(Network.TestCase):
@@ -335,6 +335,7 @@ class TestShort(Network.TestCase):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 class TestLong(Network.TestCase):
     settings = LONG
 
