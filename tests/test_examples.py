@@ -179,3 +179,20 @@ def test_mnist_trains_on_the_real_data(tmp_path):
     assert summary["rounds"] == 2
     assert summary["models_sent"] > 0
     assert summary["accuracy"]["mean"] > 0.5  # guessing: 10 %
+
+
+def test_tutorial_runs_from_own_data_to_a_report():
+    """The cells in order, in one namespace, as a notebook runs them."""
+    import json
+
+    path = Path(__file__).parents[1] / "examples" / "tutorial.ipynb"
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    assert len(cells) == 10
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    compared = names["compared"]
+    assert [row["method"] for row in compared.rows()] == ["fedspd", "fedavg", "local"]
+    assert (compared.folder / "report.html").exists()
+    assert names["result"].summary["best_round"] >= 1

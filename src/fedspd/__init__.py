@@ -8,14 +8,33 @@ result.accuracy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedspd.comparison.notebook import ComparisonResult, compare, report, sweep
+    from fedspd.comparison.notebook import open_folder as open
     from fedspd.config import load
     from fedspd.core.errors import FedspdError
     from fedspd.experiment.callbacks import Callback, StopRun
     from fedspd.experiment.runner import Result, run
 
-__all__ = ["Callback", "FedspdError", "Result", "StopRun", "load", "run"]
+__all__ = [
+    "Callback",
+    "ComparisonResult",
+    "FedspdError",
+    "Result",
+    "StopRun",
+    "compare",
+    "load",
+    "open",
+    "report",
+    "run",
+    "sweep",
+]
 
 _MODULES = {
+    "compare": "fedspd.comparison.notebook",
+    "sweep": "fedspd.comparison.notebook",
+    "report": "fedspd.comparison.notebook",
+    "open": "fedspd.comparison.notebook",
+    "ComparisonResult": "fedspd.comparison.notebook",
     "run": "fedspd.experiment.runner",
     "Result": "fedspd.experiment.runner",
     "Callback": "fedspd.experiment.callbacks",
@@ -39,4 +58,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedspd' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(_MODULES[name]), name)
+    # `open` is the builtin function in a module that reads files
+    own = "open_folder" if name == "open" else name
+    return getattr(import_module(_MODULES[name]), own)

@@ -5,9 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from fedspd.cli.progress import ComparisonProgress, RunProgress, describe_score
 from fedspd.comparison.jobs import list_jobs
+from fedspd.comparison.progress import ComparisonProgress
 from fedspd.config import load
+from fedspd.experiment.progress import RunProgress, describe_score
 
 
 @pytest.fixture

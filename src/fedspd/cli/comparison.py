@@ -11,11 +11,11 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
-from fedspd.cli.progress import ComparisonProgress
 from fedspd.cli.running import new_folder
 from fedspd.cli.tables import comparison_table, fits_console, wide_console
 from fedspd.comparison import advice
 from fedspd.comparison.jobs import Job, choose_methods, list_jobs, parse_grid
+from fedspd.comparison.progress import ComparisonProgress
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError

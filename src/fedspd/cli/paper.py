@@ -10,8 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.cli.progress import ComparisonProgress
 from fedspd.cli.tables import wide_console
+from fedspd.comparison.progress import ComparisonProgress
 from fedspd.config import ExperimentConfig, as_toml
 from fedspd.core.errors import ConfigError, FedspdError, nearest
 from fedspd.paper import pages, theory_report

@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.cli.progress import RunProgress
 from fedspd.config import ExperimentConfig, check_used, load, parse_override, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment
 from fedspd.experiment.callbacks import Callback, TensorBoard
 from fedspd.experiment.estimate import estimate
+from fedspd.experiment.progress import RunProgress
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -51,6 +51,7 @@ def run(
             engine=engine,
             address=address,
             callbacks=callbacks,
+            progress=False,  # it is among the callbacks
         )
         _draw([folder], folder / "figures")
     _show(result.summary, folder, as_json)

@@ -39,12 +39,15 @@ class Job:
     name   of its run folder
     point  the values of the swept keys
     also   further points that it stands for: they differ in keys that the method does not use
+    data, model   objects of the user's, in place of data.name and model.name
     """
 
     name: str
     config: ExperimentConfig
     point: Json
     also: list[Json] = field(default_factory=list)
+    data: Any = field(default=None, repr=False, compare=False)
+    model: Any = field(default=None, repr=False, compare=False)
 
 
 def choose_methods(

@@ -77,11 +77,14 @@ def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
     if also := {job.name: job.also for job in todo if job.also}:
         content["also"] = also
     if (folder / "compare.json").exists():
-        if RunFolder(folder).read("compare.json") != content:
+        before = RunFolder(folder).read("compare.json")
+        if not _contains(content, before):
             raise StorageError(
                 f"'{folder}': the folder holds another comparison. Repeat that one with the same "
-                "settings, or choose another folder."
+                "settings, with more methods or seeds if you like, or choose another folder."
             )
+        if content != before:
+            RunFolder(folder).write("compare.json", content)
         return
     if folder.exists() and not (folder.is_dir() and _is_vacant(folder)):
         raise StorageError(
@@ -90,10 +93,20 @@ def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
         )
     for job in {(repr(job.point), job.config.seed): job for job in todo}.values():
         with _errors_name(job):
-            build_experiment(job.config)  # refuses what cannot run before there is a folder
+            # refuses what cannot run before there is a folder
+            build_experiment(job.config, job.data, job.model)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).write("compare.json", content)
+
+
+def _contains(content: Json, before: Json) -> bool:
+    """Return whether a comparison has all runs of an earlier one, unchanged."""
+    return content["reference"] == before.get("reference") and all(
+        content.get(table, {}).get(name) == value
+        for table in ("runs", "points", "also")
+        for name, value in before.get(table, {}).items()
+    )
 
 
 def _is_vacant(folder: Path) -> bool:
@@ -113,7 +126,14 @@ def _errors_name(job: Job) -> Iterator[None]:
 def _run(job: Job, folder: Path, workers: int, send: Callable[[Json], object]) -> None:
     started = (folder / "run.json").exists()
     runner.run(
-        job.config, out=folder, resume=started, workers=workers, callbacks=[Forward(job, send)]
+        job.config,
+        data=job.data,
+        model=job.model,
+        out=folder,
+        resume=started,
+        workers=workers,
+        callbacks=[Forward(job, send)],
+        progress=False,
     )
 
 

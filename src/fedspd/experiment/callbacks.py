@@ -104,7 +104,10 @@ class Recorder(Callback):
 
 
 class TensorBoard(Callback):
-    """The callback that writes scalars for TensorBoard: means over clients, one point per round."""
+    """The callback that writes scalars for TensorBoard, one point per round and field.
+
+    That is every number of an event: of lists over clients the mean, of other lists each value.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -120,14 +123,40 @@ class TensorBoard(Callback):
             self.writer = self.writer_class(str(self.folder))
 
     def on_round(self, event: Json) -> None:
-        for name in ("accuracy", "loss", "test_loss"):
-            values = [value for value in event.get(name, []) if value is not None]
-            if values:
-                self.writer.add_scalar(name, float(np.mean(values)), event["round"])
-        for name in ("purity", "adjusted_rand_index"):
-            if event.get(name) is not None:
-                self.writer.add_scalar(name, event[name], event["round"])
+        for name, value in scalars(event).items():
+            self.writer.add_scalar(name, value, event["round"])
         self.writer.flush()
 
     def on_final(self, event: Json) -> None:
         self.on_round(event)
+
+
+def scalars(event: Json, prefix: str = "") -> dict[str, float]:
+    """Return the numbers of an event by name, as trackers of experiments take them.
+
+    A list by client becomes its mean, and any other list of numbers one entry for each.
+    """
+    found: dict[str, float] = {}
+    clients = len(event.get("accuracy", ()))
+    for name, value in event.items():
+        if name in ("round", "traffic", "edges", "table"):
+            continue
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, bool | str) or value is None:
+            continue
+        elif isinstance(value, list):
+            found |= _list_scalars(f"{prefix}{name}", value, clients)
+        else:
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+def _list_scalars(name: str, values: list[Any], clients: int) -> dict[str, float]:
+    if values and isinstance(values[0], list):  # the mixture: the mean share of every cluster
+        columns = zip(*values, strict=True)
+        return {f"{name}/{s}": float(np.mean(column)) for s, column in enumerate(columns)}
+    known = [(i, v) for i, v in enumerate(values) if isinstance(v, int | float)]
+    if len(values) == clients and known:
+        return {name: float(np.mean([v for _, v in known]))}
+    return {f"{name}/{i}": float(v) for i, v in known}

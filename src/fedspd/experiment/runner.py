@@ -1,10 +1,11 @@
 """Start, resume and finish a run."""
 
 import dataclasses
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedspd.experiment.build import Experiment, ModelFactory, build_budget, buil
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
 from fedspd.experiment.documents import about, check_same, documents, extend
 from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
+from fedspd.experiment.history import as_frame, history, html_table, overview, reach
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.experiment.validation import BestRound
@@ -52,6 +54,7 @@ def run(
     engine: str = "processes",
     address: str | None = None,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
 ) -> "Result":
     """Train a personalised model for every client, and return the result.
 
@@ -67,6 +70,7 @@ def run(
     engine     "processes" of this machine, or "ray" (extra `ray`)
     address    of a Ray cluster: "auto", or HOST:PORT of its head; by default, Ray starts one here
     callbacks  objects that follow the run: see `Callback`
+    progress   show a progress bar; default: in a terminal or a notebook
     """
     if resume and out is None:
         raise ConfigError("resume = True: expected the folder of the run as out.")
@@ -74,11 +78,13 @@ def run(
     folder = Path(temporary.name if temporary else str(out))
     settings = _resumed_config(folder, config) if resume else as_config(config)
     check_callbacks(callbacks)
-    with engine_factory(engine, workers, address) as make_engine:
+    with engine_factory(engine, workers, address) as make_engine, ExitStack() as shown:
         experiment = build_experiment(settings, data, model)
         run_folder = _resume(folder, experiment) if resume else _start(folder, experiment)
         followers = [Recorder(run_folder), *callbacks]
         try:
+            if is_watched() if progress is None else progress:
+                followers.append(shown.enter_context(_progress()))
             with closing(make_engine(experiment.plan)) as made, interrupts() as stop:
                 has_scores = experiment.plan.validation is not None
                 best = BestRound(settings.patience) if has_scores else None
@@ -87,6 +93,17 @@ def run(
         finally:
             run_folder.unlock()
     return Result(folder, experiment, run_folder.read("result.json"), temporary)
+
+
+def is_watched() -> bool:
+    """Return whether a person sees what is printed: in a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _progress() -> Any:
+    from fedspd.experiment.progress import RunProgress  # rich is slow to import
+
+    return RunProgress()
 
 
 def as_config(config: Config | None) -> ExperimentConfig:
@@ -333,6 +350,31 @@ class Result:
     def mixture(self) -> NDArray[np.float64]:
         """The mixture weights of every client, by cluster."""
         return np.array(self.summary["clients"]["mixture"], dtype=float)
+
+    def history(self) -> list[Json]:
+        """Return the mean accuracy of every evaluated round, and what it had cost until then.
+
+        Each has `round`, `accuracy`, `test_loss`, and the sums so far: `bytes` (point-to-point),
+        `seconds` and `steps`.
+        """
+        return history(RunFolder(self.folder))
+
+    def reach(self, accuracy: float) -> Json | None:
+        """Return the first entry of the history with this mean accuracy; None: there is none."""
+        return reach(self.history(), accuracy)
+
+    def to_pandas(self) -> Any:
+        """Return the history as a DataFrame."""
+        return as_frame(self.history())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the run by name, as matplotlib figures."""
+        from fedspd.reporting.run_figures import draw_run
+
+        return draw_run(self.folder)
+
+    def _repr_html_(self) -> str:
+        return html_table([overview(self.summary)], f"fedspd: {self.folder}")
 
     def events(self) -> list[Json]:
         """Return the events of all rounds and of the final phase."""

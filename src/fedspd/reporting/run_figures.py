@@ -28,6 +28,12 @@ def save_figures(drawn: Mapping[str, Figure], folder: Path) -> list[Path]:
 # ---- single runs
 
 
+def draw_run(folder: Path) -> Figures:
+    """Draw the accuracy, the graph and the mixtures of one run."""
+    record = RunFolder.open(folder)
+    return _draw_accuracy({_read_method(record): record}) | _draw_network_and_mixtures(record)
+
+
 def write_figures(runs: list[Path], folder: Path) -> list[Path]:
     """Draw the accuracy of all runs, and the graph and the mixtures of the first one."""
     records = [RunFolder.open(run) for run in runs]

@@ -1,0 +1,206 @@
+"""Comparisons from Python: what the commands compare, sweep and report do, as functions."""
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedspd.comparison.jobs import Job, choose_methods, list_jobs
+from fedspd.comparison.progress import ComparisonProgress
+from fedspd.comparison.scheduler import run_all
+from fedspd.config import load
+from fedspd.core.errors import ConfigError
+from fedspd.experiment.build import ModelFactory, build_experiment
+from fedspd.experiment.callbacks import Callback, check_callbacks
+from fedspd.experiment.documents import check_same
+from fedspd.experiment.history import as_frame, history, html_table, reach
+from fedspd.experiment.runner import Config, Result, as_config, is_watched
+from fedspd.reporting import pages, run_figures
+from fedspd.reporting.method_rows import Comparison
+from fedspd.reporting.runs import is_comparison
+from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
+
+Methods = str | Sequence[str] | None
+PathLike = str | Path
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """Finished runs side by side: a row for each method at each point of a grid."""
+
+    folder: Path
+    comparison: Comparison = field(repr=False)
+    temporary: Any = field(default=None, repr=False)  # keeps the folder without `out`
+
+    def rows(self) -> list[Json]:
+        """Return a dictionary for each method at each point; costs are means over its seeds."""
+        return [
+            {
+                "method": row.name,
+                **row.shared_point,
+                "seeds": len(row.seeds),
+                "accuracy": row.accuracy.mean,
+                "± (95 %)": row.accuracy.half,
+                f"vs {self.comparison.reference}": row.difference and row.difference.mean,
+                "worst 10 %": row.worst,
+                "test loss": row.test_loss.mean,
+                "MB p2p": row.point_to_point / 1e6,
+                "steps": row.steps,
+                "seconds": row.seconds,
+            }
+            for row in self.comparison.rows
+        ]
+
+    def history(self) -> list[Json]:
+        """Return the history of every run, as `Result.history`, with its method and seed."""
+        return [
+            {"method": run.method, **run.point, "seed": run.seed, **entry}
+            for run in self.comparison.runs
+            for entry in history(RunFolder(run.folder))
+        ]
+
+    def reach(self, accuracy: float) -> list[Json]:
+        """Return for every run what the first round with this mean accuracy had cost."""
+        names = ("round", "bytes", "seconds", "steps")
+        rows = []
+        for run in self.comparison.runs:
+            entry = reach(history(RunFolder(run.folder)), accuracy)
+            costs = {name: None if entry is None else entry[name] for name in names}
+            rows.append({"method": run.method, **run.point, "seed": run.seed, **costs})
+        return rows
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a DataFrame."""
+        return as_frame(self.rows())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the report by name, as matplotlib figures."""
+        return dict(run_figures.draw_comparison(self.comparison))
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(), f"fedspd: {self.folder}")
+
+
+def compare(
+    config: Config | None = None,
+    *,
+    data: Any = None,
+    model: ModelFactory | None = None,
+    methods: Methods = None,
+    seeds: int = 3,
+    out: PathLike | None = None,
+    workers: int = 1,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+) -> ComparisonResult:
+    """Run methods with several seeds on the same data, graph and budget, and write a report.
+
+    config, data, model   as in `run`
+    methods    names, "all", or None for the recommended ones
+    seeds      how many, each with its own partition and graph
+    out        the folder of all runs; a comparison in it goes on, with more methods or seeds too
+    workers    runs at a time
+    callbacks  objects that follow all runs: their events have a field `run`
+    progress   show the progress; default: in a terminal or a notebook
+    """
+    return sweep(
+        config,
+        {},
+        data=data,
+        model=model,
+        methods=methods,
+        seeds=seeds,
+        out=out,
+        workers=workers,
+        callbacks=callbacks,
+        progress=progress,
+    )
+
+
+def sweep(
+    config: Config | None,
+    grid: Mapping[str, Iterable[Any]],
+    *,
+    data: Any = None,
+    model: ModelFactory | None = None,
+    methods: Methods = None,
+    seeds: int = 3,
+    out: PathLike | None = None,
+    workers: int = 1,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+) -> ComparisonResult:
+    """Compare at every point of a grid such as {"topology.degree": [2, 4, 6]}; see `compare`."""
+    check_callbacks(callbacks)
+    base = as_config(config)
+    chosen, points = choose_methods(_as_text(methods), base, _as_grid(grid))
+    jobs = [replace(job, data=data, model=model) for job in list_jobs(base, chosen, seeds, points)]
+    temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
+    folder = Path(temporary.name) / "comparison" if temporary else Path(str(out))
+    _run(jobs, folder, workers, callbacks, progress, base.method)
+    written = pages.write_report([folder], folder, base.method)
+    return ComparisonResult(folder, written, temporary)
+
+
+def _as_text(methods: Methods) -> str | None:
+    if methods is None or isinstance(methods, str):
+        return methods
+    if not all(isinstance(name, str) for name in methods):
+        raise ConfigError(f"methods = {methods}: expected names, such as ['fedspd', 'fedavg'].")
+    return ",".join(methods) or ","  # no name at all is refused later
+
+
+def _as_grid(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
+    if not isinstance(grid, Mapping):
+        raise ConfigError(
+            f"grid: a value of type {type(grid).__name__}; expected a dict of lists, such as "
+            "{'topology.degree': [2, 4, 6]}."
+        )
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"grid: {key} = {values!r}: expected a list of values.")
+    return {key: list(values) for key, values in grid.items()}
+
+
+def _run(
+    jobs: list[Job],
+    folder: Path,
+    workers: int,
+    callbacks: Sequence[Callback],
+    progress: bool | None,
+    reference: str,
+) -> None:
+    with ExitStack() as stack:
+        followers = list(callbacks)
+        if is_watched() if progress is None else progress:
+            followers.append(stack.enter_context(ComparisonProgress(jobs, as_json=False)))
+        run_all(jobs, folder, workers, followers, reference)
+
+
+def report(runs: PathLike | Sequence[PathLike], out: PathLike | None = None) -> ComparisonResult:
+    """Compare finished runs from their folders alone; with `out`, write the report there."""
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    reference = load().method
+    if out is None:
+        return ComparisonResult(folders[0], pages.read_comparison(folders, reference))
+    return ComparisonResult(Path(out), pages.write_report(folders, Path(out), reference))
+
+
+def open_folder(
+    folder: PathLike, *, data: Any = None, model: ModelFactory | None = None
+) -> Result | ComparisonResult:
+    """Return the Result of a finished run, or of a comparison, from its folder.
+
+    What was passed to `run` as `data` or `model` has to be passed again.
+    """
+    path = Path(folder)
+    if is_comparison(path):
+        return report(path)
+    run_folder = RunFolder.open(path)
+    summary = run_folder.read("result.json")
+    experiment = build_experiment(load(path / "config.toml"), data, model)
+    check_same(run_folder, experiment)
+    return Result(path, experiment, summary)

@@ -1,0 +1,105 @@
+"""fedspd.compare, sweep, report and open, as in a notebook: own arrays, a lambda, tables."""
+
+import json
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fedspd
+from fedspd.core.errors import ConfigError, StorageError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(120, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+TINY = {
+    "clients": 3,
+    "rounds": 2,
+    "data": {"mixture": "iid"},
+    "topology": {"kind": "ring"},
+    "training": {"epochs": 1, "batch": 16, "lr": 0.3},
+}
+OWN = {"data": (X, Y), "model": lambda shape, classes: nn.Linear(shape[0], classes)}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "c"
+    return fedspd.compare(TINY, **OWN, methods=["fedavg", "local"], seeds=2, out=out)
+
+
+def test_compare_takes_arrays_and_a_lambda_and_returns_a_table(compared):
+    frame = compared.to_pandas()
+    assert list(frame["method"]) == ["fedavg", "local"]
+    assert list(frame["seeds"]) == [2, 2]
+    for row in compared.comparison.rows:
+        accuracies = [run.result["accuracy"]["mean"] for run in compared.comparison.runs]
+        assert min(accuracies) <= row.accuracy.mean <= max(accuracies)
+    assert (compared.folder / "report.html").exists()
+    assert "<td>fedavg</td>" in compared._repr_html_()
+    assert compared.figures()
+
+
+def test_comparison_gets_another_method_and_seed_without_repeating_the_rest(compared):
+    before = {run.folder: run.metadata["started"] for run in compared.comparison.runs}
+    times = {folder: (folder / "result.json").stat().st_mtime_ns for folder in before}
+    more = fedspd.compare(
+        TINY, **OWN, methods=["fedavg", "local", "fedper"], seeds=3, out=compared.folder
+    )
+    assert len(more.comparison.runs) == 9
+    assert {f: (f / "result.json").stat().st_mtime_ns for f in before} == times
+    for fewer in ({"methods": ["local"]}, {"methods": ["fedavg", "local", "fedper"], "seeds": 1}):
+        with pytest.raises(StorageError, match="with more methods or seeds if you like"):
+            fedspd.compare(TINY, **OWN, **fewer, out=compared.folder)
+
+
+def test_open_gives_the_result_of_a_run_and_of_a_comparison(compared):
+    folder = compared.comparison.runs[0].folder
+    result = fedspd.open(folder, **OWN)
+    assert result.predict(0, X[:5]).shape == (5, 2)
+    assert result.model(1)(result.experiment.plan.test.x[1]).shape[1] == 2
+    assert set(result.figures()) >= {"accuracy-by-round"}
+    assert "<table>" in result._repr_html_()
+    assert fedspd.open(compared.folder).to_pandas() is not None
+    assert fedspd.report([folder]).comparison.runs[0].folder == folder
+    with pytest.raises(fedspd.FedspdError, match="again"):
+        fedspd.open(folder)
+    with pytest.raises(StorageError, match="not a run folder"):
+        fedspd.open(folder.parent / "nowhere")
+
+
+def test_history_counts_costs_up_to_a_target(compared):
+    run = compared.comparison.runs[0]
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    entries = fedspd.open(run.folder, **OWN).history()
+    assert [entry["round"] for entry in entries] == [1, 2, 3]
+    sent = [event["bytes"]["point_to_point"] for event in events]
+    assert [entry["bytes"] for entry in entries] == [sent[0], sum(sent[:2]), sum(sent)]
+    assert entries[-1]["steps"] == sum(event["steps"] for event in events)
+    target = entries[1]["accuracy"]
+    first = next(entry for entry in entries if entry["accuracy"] >= target)
+    found = next(r for r in compared.reach(target) if r["seed"] == run.seed)
+    assert found["round"] == first["round"]
+    assert all(row["round"] is None for row in compared.reach(1.1))
+
+
+def test_sweep_has_a_row_for_every_point(tmp_path):
+    swept = fedspd.sweep(
+        TINY, {"training.lr": [0.1, 0.3]}, **OWN, methods="local", seeds=1, out=tmp_path / "s"
+    )
+    assert list(swept.to_pandas()["training.lr"]) == [0.1, 0.3]
+    with pytest.raises(ConfigError, match="expected a list of values"):
+        fedspd.sweep(TINY, {"training.lr": 0.1}, methods="local")
+    with pytest.raises(ConfigError, match="expected a dict of lists"):
+        fedspd.sweep(TINY, ["training.lr"], methods="local")
+    with pytest.raises(ConfigError, match="methods"):
+        fedspd.compare(TINY, methods=[])
+    with pytest.raises(ConfigError, match="expected names"):
+        fedspd.compare(TINY, methods=[3])
+
+
+def test_progress_is_shown_where_it_is_asked_for(capsys):
+    fedspd.run(TINY, **OWN, progress=True)
+    assert "at the end: accuracy" in capsys.readouterr().err
+    fedspd.run(TINY, **OWN)
+    assert capsys.readouterr().err == ""
