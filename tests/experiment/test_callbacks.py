@@ -78,7 +78,7 @@ def test_tensorboard_writes_means_over_clients(monkeypatch, tmp_path):
     module.SummaryWriter.assert_not_called()  # a run that is refused leaves no folder behind
     start = {"event": "start", "round": 0, "rounds": 1}
     scores = {"accuracy": [0.5, None, 1.0], "loss": [], "purity": None}
-    final = {"event": "final", "round": 2, "test_loss": [3.0], "purity": 0.9}
+    final = {"event": "final", "round": 2, "accuracy": [None], "test_loss": [3.0], "purity": 0.9}
     for event in (start, {"event": "round", "round": 1, **scores}, start, final):
         notify([callback], event)
     module.SummaryWriter.assert_called_once_with(str(tmp_path))
