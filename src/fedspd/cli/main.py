@@ -196,6 +196,20 @@ def report(
 
 
 @app.command(epilog=EXIT_CODES)
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Read this folder of a finished run.")],
+    to: Annotated[
+        Path, typer.Option(help="Write this file: .onnx (extra onnx), .pt2 or .safetensors.")
+    ],
+    client: Annotated[int, typer.Option(min=0, help="Take the model of this client.")] = 0,
+) -> None:
+    """Write the personal model of a client as a file for other programs."""
+    from fedspd.cli import running
+
+    running.export(run, client, to)
+
+
+@app.command(epilog=EXIT_CODES)
 def demo(
     out: Annotated[
         Path | None,

@@ -84,6 +84,20 @@ def _resumed_config(folder: Path, settings: list[str], out: Path | None) -> Expe
     return wanted
 
 
+def export(run: Path, client: int, to: Path) -> None:
+    """Write a client's model of a finished run to a file."""
+    from fedspd.comparison.notebook import open_folder
+    from fedspd.experiment.export import check_target, save_model
+
+    check_target(to)
+    result = open_folder(run)
+    if not isinstance(result, runner.Result):
+        raise ConfigError(f"'{run}': a comparison; expected the folder of one of its runs.")
+    plan = result.experiment.plan
+    save_model(result.model(client), tuple(plan.train.x[0].shape[1:]), plan.learner.dtype, to)
+    print(f"Model of client {client}: {to}")
+
+
 def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: bool) -> None:
     """Estimate the cost of a run and show it."""
     if resume is not None:

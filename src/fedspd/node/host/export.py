@@ -3,26 +3,20 @@
 Shapes: C clients, here one; P parameters of a model.
 """
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedspd.config import clusters_of
 from fedspd.core.block import Block
-from fedspd.core.errors import ConfigError, MissingExtraError, StorageError
+from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_inputs
 from fedspd.data.federation import scale_inputs
 from fedspd.experiment.build import build_algorithm, build_learner
+from fedspd.experiment.export import check_target, disk_errors_of, save_model
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.identity.manifest import file_exists
 from fedspd.node.peer.journal import check_owner
@@ -30,7 +24,6 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.storage.run_folder import RunFolder
 
-SUFFIXES = (".onnx", ".safetensors")
 PRIVACY_NOTE = (
     "The file has the node's personal model. After the final phase, that is a model trained on its "
     "own examples without noise: [privacy] does not cover it."
@@ -92,50 +85,10 @@ def personal_model(runner: BlockRunner) -> nn.Module:
 
 def export(bundle: Bundle, to: Path, state: Path | None = None) -> None:
     """Write the personal model to a file; it takes examples as `scale_inputs` returns them."""
-    if to.suffix not in SUFFIXES:
-        raise ConfigError(f"--to {to}: expected a name that ends in {' or '.join(SUFFIXES)}.")
-    if not to.parent.is_dir():
-        raise ConfigError(f"--to {to}: there is no folder '{to.parent}'. Create it first.")
+    check_target(to)
     runner = load_runner(bundle, state)
-    module, shape = personal_model(runner), runner.plan.train.x[0].shape[1:]
-    with _disk_errors(to):
-        if to.suffix == ".onnx":
-            _save_onnx(module, torch.zeros(2, *shape, dtype=runner.plan.learner.dtype), to)
-        else:
-            weights = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-            save_file(weights, to)
-
-
-@contextmanager
-def _disk_errors(to: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise StorageError(
-            f"'{to}' could not be written ({error}). Fix the cause and try again."
-        ) from None
-
-
-def _save_onnx(module: nn.Module, x: Tensor, to: Path) -> None:
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise MissingExtraError.of("A model as ONNX", "onnx") from None
-    # torch.onnx warns that torchvision is missing, which nothing here needs
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    batch = {0: torch.export.Dim("examples")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch warns of its own internals
-        program: Any = torch.onnx.export(
-            module,
-            (x,),
-            dynamo=True,
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_shapes=(batch,),
-            verbose=False,
-        )
-    program.save(str(to))
+    shape, learner = tuple(runner.plan.train.x[0].shape[1:]), runner.plan.learner
+    save_model(personal_model(runner), shape, learner.dtype, to)
 
 
 def predict(bundle: Bundle, inputs: Path, state: Path | None = None) -> Tensor:
@@ -147,5 +100,5 @@ def predict(bundle: Bundle, inputs: Path, state: Path | None = None) -> Tensor:
 
 def write_scores(scores: Tensor, to: Path) -> None:
     """Write predictions as an .npz file with the array y."""
-    with _disk_errors(to), open(to, "wb") as file:  # given a name, numpy would append .npz to it
+    with disk_errors_of(to), open(to, "wb") as file:  # given a name, numpy would append .npz to it
         np.savez(file, y=scores.numpy())

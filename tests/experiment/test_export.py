@@ -1,0 +1,73 @@
+"""A client's model as a file: it predicts as in Python, and says which inputs it takes."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import fedspd
+from fedspd.cli.main import execute
+
+TINY = {
+    "method": "fedavg",
+    "clients": 3,
+    "rounds": 1,
+    "data": {"examples": 20},
+    "topology": {"kind": "ring"},
+    "training": {"epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fedspd.run(TINY, out=tmp_path_factory.mktemp("runs") / "a")
+
+
+def export(run, to, client=1):
+    assert execute(["export", str(run.folder), "--client", str(client), "--to", str(to)]) == 0
+
+
+def check_inputs(text):
+    about = json.loads(text)["input"]
+    assert about["shape"] == [1, 8, 8]
+    assert about["dtype"] == "float32"
+    assert "x / 127.5 - 1" in about["scaling"]
+
+
+def test_safetensors_has_the_weights(run, tmp_path):
+    export(run, tmp_path / "m.safetensors")
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        check_inputs(file.metadata()["fedspd"])
+        for name, tensor in run.model(1).state_dict().items():
+            assert torch.equal(file.get_tensor(name), tensor)
+
+
+def test_pt2_predicts_as_the_client_does(run, tmp_path):
+    export(run, tmp_path / "m.pt2")
+    extra = {"fedspd": ""}
+    program = torch.export.load(tmp_path / "m.pt2", extra_files=extra)
+    check_inputs(extra["fedspd"])
+    x = run.experiment.plan.test.x[1]
+    torch.testing.assert_close(program.module()(x), run.predict(1, x))
+
+
+@pytest.mark.long
+def test_onnx_predicts_as_the_client_does(run, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    export(run, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    check_inputs(session.get_modelmeta().custom_metadata_map["fedspd"])
+    x = run.experiment.plan.test.x[1]
+    (y,) = session.run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), run.predict(1, x), rtol=1e-4, atol=1e-5)
+
+
+def test_export_refuses_what_it_cannot_write(run, tmp_path, capsys):
+    folder = str(run.folder)
+    assert execute(["export", folder, "--to", str(tmp_path / "m.xyz")]) == 2
+    assert execute(["export", folder, "--to", str(tmp_path / "no" / "m.pt2")]) == 2
+    assert execute(["export", folder, "--client", "9", "--to", str(tmp_path / "m.pt2")]) == 2
+    errors = capsys.readouterr().err
+    assert "expected a name that ends in .onnx or .pt2 or .safetensors" in errors
+    assert "client = 9: expected 0 to 2." in errors
