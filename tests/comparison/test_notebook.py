@@ -103,3 +103,33 @@ def test_progress_is_shown_where_it_is_asked_for(capsys):
     assert "at the end: accuracy" in capsys.readouterr().err
     fedspd.run(TINY, **OWN)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        (lambda: fedspd.compare(TINY, methods=int), "methods = .*expected names"),
+        (lambda: fedspd.compare(TINY, seeds=[0, 1]), "seeds = .*expected an integer of at least 1"),
+        (lambda: fedspd.compare(TINY, workers="2"), "workers = '2': expected an integer"),
+        (lambda: fedspd.sweep(TINY, {"training.lr": []}), "expected a list of values"),
+        (lambda: fedspd.open(3), "folder: a value of type int; expected the path of a folder"),
+        (lambda: fedspd.report([]), "runs = .*expected at least one folder"),
+    ],
+)
+def test_wrong_arguments_get_one_sentence(mistake, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        mistake()
+
+
+def test_stop_outside_a_round_is_refused():
+    class Early(fedspd.Callback):
+        def on_start(self, event):
+            raise fedspd.StopRun("too early")
+
+    with pytest.raises(ConfigError, match="Early raised StopRun outside on_round"):
+        fedspd.run(TINY, **OWN, callbacks=[Early()])
+
+
+def test_target_must_be_a_number(compared):
+    with pytest.raises(ConfigError, match="expected a number, such as"):
+        compared.reach("0.9")

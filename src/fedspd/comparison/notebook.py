@@ -135,6 +135,8 @@ def sweep(
 ) -> ComparisonResult:
     """Compare at every point of a grid such as {"topology.degree": [2, 4, 6]}; see `compare`."""
     check_callbacks(callbacks)
+    _check_count("seeds", seeds)
+    _check_count("workers", workers)
     base = as_config(config)
     chosen, points = choose_methods(_as_text(methods), base, _as_grid(grid))
     jobs = [replace(job, data=data, model=model) for job in list_jobs(base, chosen, seeds, points)]
@@ -145,10 +147,22 @@ def sweep(
     return ComparisonResult(folder, written, temporary)
 
 
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1.")
+
+
+def _as_path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | Path):
+        kind = type(value).__name__
+        raise ConfigError(f"{name}: a value of type {kind}; expected the path of a folder.")
+    return Path(value)
+
+
 def _as_text(methods: Methods) -> str | None:
     if methods is None or isinstance(methods, str):
         return methods
-    if not all(isinstance(name, str) for name in methods):
+    if not isinstance(methods, Sequence) or not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods = {methods}: expected names, such as ['fedspd', 'fedavg'].")
     return ",".join(methods) or ","  # no name at all is refused later
 
@@ -160,7 +174,7 @@ def _as_grid(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
             "{'topology.degree': [2, 4, 6]}."
         )
     for key, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
+        if isinstance(values, str) or not isinstance(values, Iterable) or not list(values):
             raise ConfigError(f"grid: {key} = {values!r}: expected a list of values.")
     return {key: list(values) for key, values in grid.items()}
 
@@ -182,7 +196,10 @@ def _run(
 
 def report(runs: PathLike | Sequence[PathLike], out: PathLike | None = None) -> ComparisonResult:
     """Compare finished runs from their folders alone; with `out`, write the report there."""
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    many = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    folders = [_as_path("runs", run) for run in many]
+    if not folders:
+        raise ConfigError("runs = []: expected at least one folder of run, compare or sweep.")
     reference = load().method
     if out is None:
         return ComparisonResult(folders[0], pages.read_comparison(folders, reference))
@@ -196,7 +213,7 @@ def open_folder(
 
     What was passed to `run` as `data` or `model` has to be passed again.
     """
-    path = Path(folder)
+    path = _as_path("folder", folder)
     if is_comparison(path):
         return report(path)
     run_folder = RunFolder.open(path)

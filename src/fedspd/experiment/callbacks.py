@@ -86,6 +86,11 @@ def notify(callbacks: Sequence[Callback], event: Json) -> str | None:
             handlers[event["event"]](event)
         except StopRun as stop:
             name = type(callback).__name__
+            if event["event"] != "round":
+                raise ConfigError(
+                    f"callbacks: {name} raised StopRun outside on_round; expected it there. Raise "
+                    "another exception to end a run without a result."
+                ) from None
             reason = f"after round {event['round']}: {str(stop) or f'by the callback {name}'}"
     return reason
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedspd.core.errors import MissingExtraError
+from fedspd.core.errors import ConfigError, MissingExtraError
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -34,6 +34,8 @@ def _mean(scores: list[float | None]) -> float | None:
 
 def reach(entries: list[Json], accuracy: float) -> Json | None:
     """Return the first entry with at least this mean accuracy; None: there is none."""
+    if not isinstance(accuracy, int | float | np.number) or isinstance(accuracy, bool):
+        raise ConfigError(f"accuracy = {accuracy!r}: expected a number, such as 0.9.")
     return next((e for e in entries if (e["accuracy"] or 0.0) >= accuracy), None)
 
 
