@@ -90,9 +90,10 @@ def claimed(mechanism: DPSGD) -> float:
 
 
 @pytest.mark.parametrize(
-    ("trials", "least"), [(400, 2.0), pytest.param(10_000, 3.8, marks=pytest.mark.long)]
+    ("trials", "least"), [(400, 2.0), pytest.param(10_000, 3.6, marks=pytest.mark.long)]
 )
 def test_one_step_audit_finds_most_of_the_claim_and_no_more(trials, least):
+    """With 5,000 counted trials the bound is 4.0 on average; 3.6 is three standard errors below."""
     mechanism = step_of(DPSGD)
     attack = one_step(mechanism, trials)
     assert claimed(mechanism) == pytest.approx(4.377, abs=1e-3)
