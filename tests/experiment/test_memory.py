@@ -54,6 +54,7 @@ def test_slices_do_not_change_the_state(method, monkeypatch):
     experiment = build_experiment(load(None, [*settings, f"method={method}"]))
     expected = digests(1)
     monkeypatch.setattr(simulator, "MIN_SLICE_BYTES", 1)
+    monkeypatch.setattr(simulator, "MIN_MOVED_BYTES", 1)
     assert len(Simulator(experiment.plan)._all(BlockRunner.begin)) == 7
     assert digests(1) == expected
     assert digests(2) == expected
