@@ -41,6 +41,7 @@ N, ROUNDS = 5, 12
 GRAPH = Graph.complete(N, "median")
 TIMEOUTS = Timeouts(start=20, min_deadline=2, max_deadline=10, budget=10, down_after=5, linger=5)
 LIAR = "n4"
+TRAVEL_SECONDS = 0.2  # of a message: a round takes about a second, so that faults hit it
 END_SECONDS = 900.0  # of virtual time, in which every honest node must finish
 node = st.integers(0, N - 1)
 
@@ -128,7 +129,7 @@ class FaultyNetwork(InsiderNetwork):
     async def travel(self, sender: str, receiver: str, method: RpcMethod) -> None:
         if (sender, receiver) in self.lost:
             raise UnreachableError("lost.")
-        await asyncio.sleep(self.delay_seconds.get((sender, receiver), 0.001))
+        await asyncio.sleep(self.delay_seconds.get((sender, receiver), TRAVEL_SECONDS))
 
     def transport(self, manifest: Manifest, name: str) -> MemoryTransport:
         if name == LIAR:
@@ -304,6 +305,9 @@ class Network(RuleBasedStateMachine):
             for i in range(N):
                 if f"n{i}" != LIAR:
                     assert self.peers[i].journal.last["event"] == "final"
+            self.nothing_committed_is_lost_or_changed()
+            self.rounds_never_go_back()
+            self.a_mean_contains_only_what_was_offered_for_that_round()
         finally:
             self._close()
 
@@ -356,6 +360,21 @@ def play(lie: Lie, *steps: tuple[str, Any]) -> None:
 
 def test_example_a_liar_about_its_round_during_a_crash() -> None:
     play(SaysRound(ROUNDS + 1), ("pass_time", (0.1,)), ("crash", (0,)), ("pass_time", (7.0,)))
+
+
+def test_example_a_node_crashes_in_the_middle_and_returns() -> None:
+    network = Network()
+    try:
+        network.start(Lie())
+        while len(network.committed[0]) < 4:
+            network.pass_time(0.1)
+            network.nothing_committed_is_lost_or_changed()
+        assert len(network.committed[0]) < ROUNDS
+        network.crash(0)
+        network.pass_time(1.0)
+        network.restart(0)
+    finally:
+        network.teardown()
 
 
 def test_example_a_link_is_lost_one_way_and_a_node_restarts() -> None:
