@@ -1,6 +1,6 @@
 """Directions, corners and means by gossip against the exact ones, with all clients at hand.
 
-Shapes: N clients, M directions, Q length of a vector, S clusters.
+Shapes: N clients, F folds, M directions, Q length of a vector, S clusters.
 """
 
 import networkx as nx
@@ -11,10 +11,14 @@ import torch
 from fedspd.algorithms import populations
 from fedspd.algorithms.populations import (
     LEAST_RATIO,
+    centre_folds,
     choose_clusters,
+    coordinates,
     find_corners,
     find_directions,
+    find_slopes,
     first_mixture,
+    has_gain,
     largest_gap,
     network_largest,
     network_mean,
@@ -50,7 +54,8 @@ def drive(generators, graph: Graph, blocks):
     while any(result is None for result in results):
         stacked = [torch.cat([getattr(one, name) for one in asked]) for name in
                    ("cluster_CK", "model_CKP", "weight_CK", "want_CM")]  # fmt: skip
-        offers = type(asked[0])(*stacked)
+        notes = [one.note_C for one in asked]
+        offers = type(asked[0])(*stacked, None if notes[0] is None else torch.cat(notes))
         for b, (generator, own) in enumerate(zip(generators, blocks, strict=True)):
             try:
                 asked[b] = generator.send(Neighbourhood.of(graph, own.clients, offers))
@@ -65,17 +70,25 @@ def solve(make, graph: Graph):
     return drive([make(data)], graph, [data])[0]
 
 
-def heads(n: int, populations: int, seed: int = 0, noise: float = 0.1, Q: int = 40):
-    """Vectors of clients that each belong to one of several populations, minus their mean."""
+def heads(n: int, populations: int, seed: int = 0, noise: float = 0.1, Q: int = 40, folds: int = 3):
+    """Fold vectors of clients that each belong to one of several populations, minus their mean."""
     rng = np.random.default_rng(seed)
     center_SQ = rng.normal(size=(populations, Q))
-    d_NQ = center_SQ[np.arange(n) % populations] + noise * rng.normal(size=(n, Q))
-    return torch.tensor(d_NQ - d_NQ.mean(0))
+    own_NQ = center_SQ[np.arange(n) % populations]
+    d_NFQ = own_NQ[:, None] + noise * rng.normal(size=(n, folds, Q))
+    return torch.tensor(d_NFQ - d_NFQ.mean((0, 1)))
 
 
-def exact_directions(d_NQ, count: int):
-    unit_NQ = d_NQ / d_NQ.norm(dim=1, keepdim=True)
-    return torch.linalg.eigh(unit_NQ.T @ unit_NQ)[1].flip(1)[:, :count].T
+def exact_operator(d_NFQ):
+    """The mean over clients and pairs of different folds of d_f d_g', each of length 1."""
+    unit_NFQ = d_NFQ / d_NFQ.norm(dim=2, keepdim=True)
+    F, total_NQ = unit_NFQ.shape[1], unit_NFQ.sum(1)
+    all_pairs, same_fold = total_NQ.T @ total_NQ, torch.einsum("nfq,nfp->qp", unit_NFQ, unit_NFQ)
+    return (all_pairs - same_fold) / (len(d_NFQ) * F * (F - 1))
+
+
+def exact_directions(d_NFQ, count: int):
+    return torch.linalg.eigh(exact_operator(d_NFQ))[1].flip(1)[:, :count].T
 
 
 def largest_angle(V_MQ, W_MQ) -> float:
@@ -120,47 +133,47 @@ def test_network_largest_reaches_every_client_and_prefers_the_lowest_id():
 
 def test_directions_converge_to_the_eigenvectors_on_a_complete_graph(monkeypatch):
     monkeypatch.setattr(populations, "ITERATIONS", 25)
-    d_NQ = heads(20, populations=3)
-    V_NMQ = solve(lambda data: find_directions(d_NQ, 2, data, KEY), Graph.complete(20))
-    assert largest_angle(V_NMQ[0], exact_directions(d_NQ, 2)) < 1
+    d_NFQ = heads(20, populations=3)
+    V_NMQ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), Graph.complete(20))
+    assert largest_angle(V_NMQ[0], exact_directions(d_NFQ, 2)) < 1
     assert torch.allclose(V_NMQ, V_NMQ[:1].expand_as(V_NMQ))
 
 
 @pytest.mark.parametrize("degree", [3, 6])
 def test_directions_come_nearer_with_every_iteration(monkeypatch, degree):
-    d_NQ, graph, angles = heads(40, populations=3, noise=1.2), graph_of(40, degree), []
+    d_NFQ, graph, angles = heads(40, populations=3, noise=2.5), graph_of(40, degree), []
     for iterations in (1, 3, 9):
         monkeypatch.setattr(populations, "ITERATIONS", iterations)
-        V_NMQ = solve(lambda data: find_directions(d_NQ, 2, data, KEY), graph)
-        angles.append(max(largest_angle(V, exact_directions(d_NQ, 2)) for V in V_NMQ))
+        V_NMQ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), graph)
+        angles.append(max(largest_angle(V, exact_directions(d_NFQ, 2)) for V in V_NMQ))
     assert angles[0] > angles[1] > angles[2]
     assert angles[2] < 15
     assert (V_NMQ * V_NMQ[:1]).sum(2).min() > 0.95, "signs and order agree across clients"
 
 
 def test_directions_do_not_depend_on_the_blocks():
-    d_NQ, graph = heads(12, populations=2).float(), graph_of(12, 3)
+    d_NFQ, graph = heads(12, populations=2).float(), graph_of(12, 3)
     blocks = [block(graph, clients) for clients in (range(5), range(5, 6), range(6, 12))]
     parts = drive(
         [
-            find_directions(d_NQ[own.clients[0] : own.clients[-1] + 1], 3, own, KEY)
+            find_directions(d_NFQ[own.clients[0] : own.clients[-1] + 1], 3, own, KEY)
             for own in blocks
         ],
         graph,
         blocks,
     )
-    whole = solve(lambda data: find_directions(d_NQ, 3, data, KEY), graph)
+    whole = solve(lambda data: find_directions(d_NFQ, 3, data, KEY), graph)
     assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_clusters_are_as_many_as_populations(count):
-    d_NQ = heads(40, count, noise=0.3) if count > 1 else heads(40, 1, noise=1.0)
+    d_NFQ = heads(40, count, noise=0.3) if count > 1 else heads(40, 1, folds=4, Q=400)
     graph = graph_of(40, 6)
 
     def search(data):
-        V_NMQ = yield from find_directions(d_NQ, 4, data, KEY)
-        return (yield from choose_clusters((V_NMQ * d_NQ[:, None]).sum(2), d_NQ, data))
+        V_NMQ = yield from find_directions(d_NFQ, 4, data, KEY)
+        return (yield from choose_clusters(V_NMQ, d_NFQ, data))
 
     clusters_N, value_NM = solve(search, graph)
     assert clusters_N.tolist() == [count] * 40
@@ -170,11 +183,11 @@ def test_clusters_are_as_many_as_populations(count):
 
 
 def test_two_clients_are_never_two_populations():
-    d_NQ = torch.tensor([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]])
+    d_NFQ = torch.tensor([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]])[:, None].repeat(1, 2, 1)
 
     def search(data):
-        V_NMQ = yield from find_directions(d_NQ, 3, data, KEY)
-        return (yield from choose_clusters((V_NMQ * d_NQ[:, None]).sum(2), d_NQ, data))
+        V_NMQ = yield from find_directions(d_NFQ, 3, data, KEY)
+        return (yield from choose_clusters(V_NMQ, d_NFQ, data))
 
     clusters_N, value_NM = solve(search, Graph.from_edges(2, [(0, 1)]))
     assert clusters_N.tolist() == [1, 1]
@@ -252,12 +265,12 @@ def test_first_mixture_prefers_the_nearest_corner_and_uses_no_other_cluster():
 
 
 def test_all_vectors_zero_find_nothing():
-    d_NQ, graph = torch.zeros(6, 5), graph_of(6, 3)
+    d_NFQ, graph = torch.zeros(6, 2, 5), graph_of(6, 3)
 
     def search(data):
-        V_NMQ = yield from find_directions(d_NQ, 2, data, KEY)
-        z_NM = (V_NMQ * d_NQ[:, None]).sum(2)
-        clusters, _ = yield from choose_clusters(z_NM, d_NQ, data)
+        V_NMQ = yield from find_directions(d_NFQ, 2, data, KEY)
+        z_NM = coordinates(V_NMQ, d_NFQ)
+        clusters, _ = yield from choose_clusters(V_NMQ, d_NFQ, data)
         two = torch.full((6,), 2)
         corner_NSM, _ = yield from find_corners(z_NM, two, 2, data)
         return clusters, corner_NSM, (yield from first_mixture(z_NM, corner_NSM, two, data))
@@ -271,8 +284,73 @@ def test_all_vectors_zero_find_nothing():
 def test_each_part_of_a_disconnected_graph_searches_by_itself():
     edges = [(i, j) for part in (range(6), range(6, 12)) for i in part for j in part if i < j]
     graph = Graph.from_edges(12, edges)
-    d_NQ = torch.cat([heads(6, 2, seed=1), heads(6, 2, seed=2)])
-    V_NMQ = solve(lambda data: find_directions(d_NQ, 1, data, KEY), graph)
+    d_NFQ = torch.cat([heads(6, 2, seed=1), heads(6, 2, seed=2)])
+    V_NMQ = solve(lambda data: find_directions(d_NFQ, 1, data, KEY), graph)
     for rows in (range(6), range(6, 12)):
-        assert largest_angle(V_NMQ[rows[0]], exact_directions(d_NQ[list(rows)], 1)) < 2
+        assert largest_angle(V_NMQ[rows[0]], exact_directions(d_NFQ[list(rows)], 1)) < 2
     assert largest_angle(V_NMQ[0], V_NMQ[6]) > 20
+
+
+def test_folds_of_a_client_that_agree_in_nothing_are_no_direction():
+    """Chance differs between the folds of a client: its eigenvalue is 0, not 1 / N."""
+    rng, one = np.random.default_rng(0), Graph.complete(30)
+    chance_NFQ = torch.tensor(rng.normal(size=(30, 4, 400)))
+
+    def search(data):
+        V_NMQ = yield from find_directions(chance_NFQ, 1, data, KEY)
+        return (yield from choose_clusters(V_NMQ, chance_NFQ, data))
+
+    _, value_NM = solve(search, one)
+    plain = torch.linalg.svdvals(chance_NFQ[:, 0] / chance_NFQ[:, 0].norm(dim=1, keepdim=True))
+    assert float(value_NM[0, 0]) < 0.02 < float(plain[0] ** 2 / 30)
+
+
+def test_folds_are_centred_by_the_mean_over_all_clients_and_folds():
+    update_NFQ = torch.arange(24.0, dtype=torch.double).reshape(4, 2, 3)
+    is_used_NF = torch.tensor([[True, True]] * 3 + [[True, False]])
+    search = lambda data: centre_folds(update_NFQ, is_used_NF, data)  # noqa: E731
+    d_NFQ = solve(search, Graph.complete(4))
+    # means of the clients' folds: 1.5, 7.5, 13.5 and 18, in the first place
+    assert d_NFQ[0, 0, 0] == pytest.approx(0 - (1.5 + 7.5 + 13.5 + 18) / 4)
+    assert not d_NFQ[3, 1].any()
+
+
+def test_coordinates_are_a_mean_over_the_folds_with_examples():
+    V_NMQ = torch.eye(2, 3)[None].repeat(2, 1, 1)
+    d_NFQ = torch.tensor([[[1.0, 2, 9], [3, 6, 9]], [[5, 7, 9], [0, 0, 0]]])
+    assert coordinates(V_NMQ, d_NFQ).tolist() == [[2.0, 4.0], [5.0, 7.0]]
+
+
+def test_slopes_are_those_of_a_least_squares_fit():
+    rng = np.random.default_rng(0)
+    z_NM, common_Q = torch.tensor(rng.normal(size=(30, 1))), torch.tensor(rng.normal(size=5))
+    slope_Q = torch.tensor(0.01 * rng.normal(size=5))
+    update_NQ = common_Q + z_NM * slope_Q
+    labelling_N = torch.full((30,), 7)
+    search = lambda data: find_slopes(update_NQ, z_NM, labelling_N, data)  # noqa: E731
+    found = solve(search, Graph.complete(30))
+    assert found.shape == (30, 1, 5)
+    unit_NQ = update_NQ / update_NQ.norm(dim=1, keepdim=True)
+    z_N = z_NM[:, 0] - z_NM.mean()
+    fitted_Q = (z_N @ unit_NQ) / (z_N @ z_N) * update_NQ.norm(dim=1).mean()
+    assert torch.allclose(found[0, 0], fitted_Q)
+    across = slope_Q - (slope_Q @ common_Q) / (common_Q @ common_Q) * common_Q
+    assert torch.nn.functional.cosine_similarity(found[0, 0], across, dim=0) > 0.99
+
+
+def test_slopes_come_from_clients_of_the_same_labelling():
+    z_NM = torch.tensor([[-1.0], [1.0], [-1.0], [1.0]], dtype=torch.double)
+    first, second = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    update_NQ = torch.stack([-first, first, -second, second]).double()
+    labelling_N = torch.tensor([5, 5, 8, 8])
+    search = lambda data: find_slopes(update_NQ, z_NM, labelling_N, data)  # noqa: E731
+    found = solve(search, Graph.complete(4))
+    assert found[:, 0].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize(("split_loss", "expected"), [(0.97, True), (0.995, False), (1.1, False)])
+def test_split_is_kept_only_if_it_gains(split_loss, expected):
+    loss_N, one_N = torch.ones(6, dtype=torch.double), torch.full((6,), 3)
+    graph = Graph.complete(6)
+    search = lambda data: has_gain(loss_N, split_loss * loss_N, 0.012, one_N, data)  # noqa: E731
+    assert solve(search, graph).tolist() == [expected] * 6

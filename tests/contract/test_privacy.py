@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedspd.algorithms import METHODS
+from fedspd.algorithms.fedspd_split import FOLDS
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Mechanism
@@ -116,4 +117,5 @@ def test_client_unit_pays_one_release_per_update_and_none_for_the_mixture():
     engine = Simulator(subject.plan())
     engine.begin()
     for t in range(1, 4):
-        assert engine.round(t, path_graph()).releases[0] == [(1.0, 1.0, 1)]
+        updates = 1 + FOLDS if t == 1 else 1
+        assert engine.round(t, path_graph()).releases[0] == [(1.0, 1.0, 1)] * updates

@@ -62,6 +62,7 @@ def test_newcomer_finds_its_mixture_from_the_centers_it_receives():
         return x.astype(np.float32), (np.where(truth, -2, 2) * x[:, 0]).astype(np.float32)
 
     config = {
+        "method": "fedspd",
         "clients": 8,
         "rounds": 40,
         "holdout_clients": 3,

@@ -5,7 +5,8 @@ log pi_i)_y. Body, V and D are shared by all clients; the mixture u_i and the la
 never leave the client. docs/methods.md has the mathematics.
 
 1. Warm-up: FedAvg on body and V.
-2. Split, once: directions in which the clients' heads differ, and the corners of their cloud.
+2. Split: in round 1, directions in which the clients' updates of one common model differ, and the
+   corners of their cloud; after the warm-up, how heads differ along them.
 3. Rounds: soft clustering of the examples, one exchange of the body and one of the heads.
 4. Final phase: fine-tuning, as far as cross-validation says that it helps.
 
@@ -22,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedspd.algorithms.final_phase import tune_half_way
+from fedspd.algorithms.final_phase import split_in_folds, tune_half_way
 from fedspd.algorithms.labellings import (
     NO_LABELLING,
     best_labelling,
@@ -36,10 +37,14 @@ from fedspd.algorithms.labellings import (
     watched,
 )
 from fedspd.algorithms.populations import (
+    centre_folds,
     choose_clusters,
+    coordinates,
     find_corners,
     find_directions,
+    find_slopes,
     first_mixture,
+    has_gain,
 )
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
@@ -57,6 +62,8 @@ from fedspd.core.learner import Learner
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
 NEWCOMER_STEPS = 20  # of EM, on the mixture alone
+FOLDS = 4  # of a client's examples, in the search
+LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the clusters apart
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,11 @@ class State:
     mixture_CS: Tensor  # u_i; 0 for a cluster that is not in use
     log_prior_CK: Tensor  # log pi_i + log K: 0 where all labels are alike
     losses_CSE: Tensor  # of every example under every cluster
-    clusters_C: Tensor  # S as it was found; 1 before the split
+    clusters_C: Tensor  # S as it was found; 1 before that
     labelling_C: Tensor  # which cluster is which (labellings.py); -1: the client joins one
     spectrum_CM: Tensor  # the eigenvalues that S was chosen by; 0 where it was not
+    coordinates_CM: Tensor  # z_i, and the corners among them, between round 1 and the split
+    corners_CSM: Tensor
     assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
     loss_C: Tensor  # mean negative log-likelihood
 
@@ -86,6 +95,14 @@ class FedSPDSplit(Algorithm[State]):
         int, Field(ge=2, description="The most clusters that are looked for.")
     ] = 4
     warmup: Annotated[int, Field(ge=1, description="Rounds of one model before the split (w).")] = 3
+    least_gain: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="The least gain of a split in likelihood, as a share of the loss without "
+            "it. Below it, there is one cluster. 0: every split is kept.",
+        ),
+    ] = 0.012
     prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
         True
     )
@@ -104,6 +121,9 @@ class FedSPDSplit(Algorithm[State]):
 
     def shared_means(self, round: int) -> int:
         return int(round > self.warmup)
+
+    def local_updates(self, round: int) -> int:
+        return 1 + FOLDS if round == 1 and self.cluster_limit > 1 else 1
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -126,6 +146,8 @@ class FedSPDSplit(Algorithm[State]):
             torch.ones(C, dtype=torch.long),
             torch.full((C,), NO_LABELLING if self._splits(data) else 0),
             model_CP.new_zeros(C, self.max_clusters),
+            model_CP.new_zeros(C, max(1, S - 1)),
+            model_CP.new_zeros(C, S, max(1, S - 1)),
             torch.where(data.present_CE, 0, -1),
             torch.full((C,), torch.nan, dtype=torch.double),
         )
@@ -142,43 +164,74 @@ class FedSPDSplit(Algorithm[State]):
         return with_losses(learner, state, data)
 
     def _shared_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
-        """Step 1: FedAvg on body and V. After the last round of the warm-up comes the split."""
+        """Step 1: FedAvg on body and V, with the parts of step 2 in its first and last round."""
         one = learner.split(1)
         model_CA = one.join(state.model_CP, state.offsets_CSQ, state.log_prior_CK)
         trained_CP, _ = one.separate(one.train(model_CA, data, key.of("train", 0)))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
-        mean_CP = answer.mean(only_C1).model_CMP[:, 0]
-        state = replace(state, model_CP=mean_CP)
-        if key.round < self.warmup or not self._splits(data):
-            return state
-        d_CQ = learner.cut.head(trained_CP - mean_CP)
-        search = self._find_populations(state, d_CQ, data, key)
-        state, alone_C = yield from watched(search, left_alone(answer))
-        own_C = own_labelling(data.clients, state.clusters_C)
-        return replace(state, labelling_C=torch.where(alone_C, own_C, state.labelling_C))
+        update_CQ = learner.cut.head(trained_CP - state.model_CP)
+        state = replace(state, model_CP=answer.mean(only_C1).model_CMP[:, 0])
+        if key.round == 1 and self._splits(data):
+            search = self._find_populations(learner, state, model_CA, data, key)
+            state = yield from with_own_labelling(search, left_alone(answer), data)
+        if key.round == self.warmup and self._splits(data):
+            split = self._split_heads(learner, state, update_CQ, data)
+            state = yield from with_own_labelling(split, left_alone(answer), data)
+        return state
 
-    def _find_populations(self, state: State, d_CQ: Tensor, data: Block, key: Key) -> Round[State]:
-        """Step 2: clusters are the corners of the cloud of the clients' heads."""
-        count = min(self.max_clusters if not self.clusters else self.clusters - 1, d_CQ.shape[1])
-        V_CMQ = yield from find_directions(d_CQ, count, data, key.of("directions"))
-        z_CM = (V_CMQ * d_CQ[:, None]).sum(2)
-        clusters_C = torch.full((len(data),), self.clusters)
+    def _find_populations(
+        self, learner: Learner, state: State, model_CA: Tensor, data: Block, key: Key
+    ) -> Round[State]:
+        """Step 2, round 1: clusters are the corners of the cloud of the clients' updates."""
+        limit = self.cluster_limit
+        count = min(self.clusters - 1 if self.clusters else self.max_clusters, learner.cut.size)
+        fold_CE = split_in_folds(data, FOLDS, key.of("folds"))
+        only_CFE = data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(FOLDS)[:, None])
+        update_CFQ = train_folds(learner, model_CA, only_CFE, data, key)
+        d_CFQ = yield from centre_folds(update_CFQ, only_CFE.any(2), data)
+        V_CMQ = yield from find_directions(d_CFQ, count, data, key.of("directions"))
+        clusters_C, spectrum_CM = torch.full((len(data),), self.clusters), state.spectrum_CM
         if not self.clusters:
-            clusters_C, value_CM = yield from choose_clusters(z_CM, d_CQ, data)
-            spectrum_CM = torch.zeros_like(state.spectrum_CM)
+            clusters_C, value_CM = yield from choose_clusters(V_CMQ, d_CFQ, data)
+            spectrum_CM = torch.zeros_like(spectrum_CM)
             spectrum_CM[:, :count] = value_CM
-            state = replace(state, spectrum_CM=spectrum_CM)
-        found = yield from find_corners(z_CM, clusters_C, self.cluster_limit, data)
-        corner_CSM, labelling_C = found
-        mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
-        offsets = [4 * corner_SM @ V_MQ for corner_SM, V_MQ in zip(corner_CSM, V_CMQ, strict=True)]
+        z_CM = torch.zeros_like(state.coordinates_CM)
+        z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
+        corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
         return replace(
             state,
-            offsets_CSQ=torch.stack(offsets),
-            mixture_CS=mixture_CS,
+            mixture_CS=(yield from first_mixture(z_CM, corner_CSM, clusters_C, data)),
             clusters_C=clusters_C,
             labelling_C=labelling_C,
+            spectrum_CM=spectrum_CM,
+            coordinates_CM=z_CM,
+            corners_CSM=corner_CSM,
+        )
+
+    def _split_heads(
+        self, learner: Learner, state: State, update_CQ: Tensor, data: Block
+    ) -> Round[State]:
+        """Step 2, last round of the warm-up: D_s is how heads differ at corner s, as long as V."""
+        labelling_C = state.labelling_C
+        slope_CMQ = yield from find_slopes(update_CQ, state.coordinates_CM, labelling_C, data)
+        pairs = zip(state.corners_CSM, slope_CMQ, strict=True)
+        D_CSQ = torch.stack([corner_SM @ slope_MQ for corner_SM, slope_MQ in pairs])
+        clusters_C = state.clusters_C
+        if not self.clusters and self.least_gain:
+            loss_C = with_losses(learner, state, data).loss_C.to(D_CSQ)
+            split = with_losses(learner, replace(state, offsets_CSQ=D_CSQ), data)
+            split_loss_C = split.loss_C.to(D_CSQ)
+            gains = yield from has_gain(loss_C, split_loss_C, self.least_gain, labelling_C, data)
+            clusters_C = torch.where(gains, clusters_C, 1)
+        D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, clusters_C)
+        is_one_C1 = (clusters_C == 1)[:, None]
+        first_S = torch.eye(D_CSQ.shape[1], dtype=torch.double)[0]
+        return replace(
+            state,
+            offsets_CSQ=torch.where(is_one_C1[:, None], 0, D_CSQ),
+            mixture_CS=torch.where(is_one_C1, first_S, state.mixture_CS),
+            clusters_C=clusters_C,
         )
 
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
@@ -320,12 +373,14 @@ class FedSPDSplit(Algorithm[State]):
         mean = mean_of_any_cluster(answer, best_C)
         shared_CX = torch.where(mean.received_CM, mean.model_CMP[:, 0], own_C1X[:, 0])
         P, size = learner.size, first.offsets_CSQ.flatten(1).shape[1]
+        # Before the split its neighbours have no D: it joins them after it, with body, V, D and S.
+        can_join_C = mean.received_CM[:, 0] & (key.round >= self.warmup)
         state = replace(
             first,
             model_CP=shared_CX[:, :P],
             offsets_CSQ=shared_CX[:, P : P + size].view_as(first.offsets_CSQ),
             clusters_C=shared_CX[:, P + size].round().clamp(1, self.cluster_limit).long(),
-            labelling_C=torch.where(mean.received_CM[:, 0], best_C, first.labelling_C),
+            labelling_C=torch.where(can_join_C, best_C, first.labelling_C),
         )
         return fit_mixture(learner, state, data, list(range(len(data))), key.of("joined"))
 
@@ -336,6 +391,32 @@ class FedSPDSplit(Algorithm[State]):
         count_K = torch.bincount(y, minlength=classes).double()
         m = prior_strength(count_K)
         return ((count_K + m / classes) / (len(y) + m) * classes).log()
+
+
+def train_folds(
+    learner: Learner, model_CA: Tensor, only_CFE: Tensor, data: Block, key: Key
+) -> Tensor:
+    """Return update_CFQ: how the head moves when the model trains on one fold alone."""
+    one, updates = learner.split(1), []
+    for f, only_CE in enumerate(only_CFE.unbind(1)):
+        trained_CA = one.train(model_CA, data, key.of("fold", f), only_CE=only_CE)
+        updates.append(learner.cut.head(one.separate(trained_CA - model_CA)[0]))
+    return torch.stack(updates, 1)
+
+
+def as_long_as(V_CQ: Tensor, D_CSQ: Tensor, clusters_C: Tensor) -> Tensor:
+    """Return D_CSQ, scaled so that its mean length over the clusters is LENGTH times that of V."""
+    length_C = D_CSQ.norm(dim=2).sum(1) / clusters_C
+    factor_C = LENGTH * V_CQ.norm(dim=1) / length_C
+    return D_CSQ * torch.where(length_C > 0, factor_C, 0)[:, None, None]
+
+
+def with_own_labelling(search: Round[State], alone_C: Tensor, data: Block) -> Round[State]:
+    """Run a part of the split; clients that it left alone share their labelling with no one."""
+    state, alone_C = yield from watched(search, alone_C)
+    is_alone_C = alone_C & (state.labelling_C != NO_LABELLING)
+    own_C = own_labelling(data.clients, state.clusters_C)
+    return replace(state, labelling_C=torch.where(is_alone_C, own_C, state.labelling_C))
 
 
 def prior_strength(count_K: Tensor) -> float:

@@ -34,7 +34,7 @@ def tune_half_way(
     likelihoods   a state -> log p_i(y | x) of every example, as a table CE
     """
     tuned = tune(key.of("final"), data.present_CE)
-    half_CE = split_in_halves(data, key.of("halves"))
+    half_CE = split_in_folds(data, 2, key.of("halves"))
     gain_ACE = torch.zeros(len(RETURNS), len(data), data.width, dtype=torch.double)
     for h in (0, 1):
         is_kept_CE = data.present_CE & (half_CE == h)
@@ -45,13 +45,13 @@ def tune_half_way(
     return between(tuned, choose_return(gain_ACE, data))
 
 
-def split_in_halves(data: Block, key: Key) -> Tensor:
-    """Return half_CE: a random half, 0 or 1, for every example; the first is the larger one."""
-    half_CE = torch.zeros(len(data), data.width, dtype=torch.long)
+def split_in_folds(data: Block, folds: int, key: Key) -> Tensor:
+    """Return fold_CE: a random fold for every example; fold 0 is the largest, by at most one."""
+    fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
     for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
         order = torch.randperm(count, generator=key.of(client).torch())
-        half_CE[c, order[: count // 2]] = 1
-    return half_CE
+        fold_CE[c, order] = folds - 1 - (torch.arange(1, count + 1) * folds - 1) // max(count, 1)
+    return fold_CE
 
 
 def choose_return(gain_ACE: Tensor, data: Block) -> Tensor:

@@ -1,11 +1,13 @@
 """Populations without a server: the directions in which clients differ, and the extreme clients.
 
-Every client holds a vector d_i. Populations are the corners of the cloud of these vectors, since a
-client may be a mixture of populations. Directions are the leading eigenvectors of the network mean
-of d_i d_i' / |d_i|^2, by orthogonal iteration. Corners are found by successive projection. All
-means are by accelerated gossip, all maxima by gossip over as many hops as the diameter.
+Every client holds one vector for each of F folds of its examples, as they have trained the same
+model: the folds agree in what is the client's own, and not in what is chance. Directions are the
+leading eigenvectors of the network mean of d_if d_ig' over pairs of different folds, by orthogonal
+iteration. Populations are the corners of the cloud of the clients' coordinates, since a client may
+be a mixture of populations; successive projection finds them. All means are by accelerated gossip,
+all maxima by gossip over as many hops as the diameter.
 
-Shapes: C clients, M directions, Q length of d_i, S clusters, X length of any vector.
+Shapes: C clients, F folds, M directions, Q length of a vector, S clusters, X length of any vector.
 """
 
 from dataclasses import replace
@@ -13,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.labellings import name_labelling
+from fedspd.algorithms.labellings import mean_of_labelling, name_labelling
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -25,34 +27,47 @@ EXCHANGES = 12  # of one network mean
 LAMBDA = 0.96  # bound on the second eigenvalue of W, of the Chebyshev recursion
 ATTEMPTS = 3  # under a robust rule: farthest points that are tried for one corner
 NEAR = 0.5  # of a corner's norm: within it, another client confirms the corner
-LEAST_RATIO = 2.0  # of two eigenvalues in a row that separate populations from noise
+LEAST_RATIO = 1.6  # of two eigenvalues in a row that separate populations from noise
+NOISE = 0.5  # eigenvalues below this share of 1 / N are as good as 0
 
 
-def neighbourhood_mean(x_CMX: Tensor, data: Block) -> Round[tuple[Tensor, bool]]:
-    """Return W x, and whether the aggregation rule is linear."""
+def neighbourhood_mean(
+    x_CMX: Tensor, data: Block, labelling_C: Tensor | None = None
+) -> Round[tuple[Tensor, bool]]:
+    """Return W x, and whether the aggregation rule is linear.
+
+    With a labelling, the mean is over the neighbours that have the client's own.
+    """
     all_CM = torch.arange(x_CMX.shape[1]).expand(len(data), -1)
     weight_CM = data.counts_C[:, None].expand_as(all_CM)
-    answer = yield Exchange(all_CM, x_CMX, weight_CM, all_CM, is_model=False)
-    return answer.mean(all_CM).model_CMP, answer.rule not in ROBUST
+    answer = yield Exchange(all_CM, x_CMX, weight_CM, all_CM, labelling_C, is_model=False)
+    if labelling_C is None:
+        mean = answer.mean(all_CM)
+    else:
+        mean = mean_of_labelling(answer, labelling_C, all_CM)
+    return mean.model_CMP, answer.rule not in ROBUST
 
 
-def network_mean(x_CMX: Tensor, data: Block) -> Round[Tensor]:
+def network_mean(x_CMX: Tensor, data: Block, labelling_C: Tensor | None = None) -> Round[Tensor]:
     """Return every client's estimate of the mean over the network."""
-    mean_CMX, _ = yield from gossip_mean(x_CMX, data)
+    mean_CMX, _ = yield from gossip_mean(x_CMX, data, labelling_C)
     return mean_CMX
 
 
-def gossip_mean(x_CMX: Tensor, data: Block) -> Round[tuple[Tensor, bool]]:
+def gossip_mean(
+    x_CMX: Tensor, data: Block, labelling_C: Tensor | None = None
+) -> Round[tuple[Tensor, bool]]:
     """Return the mean over the network by a Chebyshev recursion, and whether the rule is linear.
 
     A robust mean is not linear, so that the recursion does not hold: it is applied as often.
     """
-    before, (now, is_linear) = x_CMX, (yield from neighbourhood_mean(x_CMX, data))
+    first = neighbourhood_mean(x_CMX, data, labelling_C)
+    before, (now, is_linear) = x_CMX, (yield from first)
     if data.diameter <= 1:
         return now, is_linear
     a, b = 1.0, 1 / LAMBDA
     for _ in range(EXCHANGES - 1):
-        mean, _ = yield from neighbourhood_mean(now, data)
+        mean, _ = yield from neighbourhood_mean(now, data, labelling_C)
         c = 2 * b / LAMBDA - a
         following = (2 * b / (LAMBDA * c)) * mean - (a / c) * before if is_linear else mean
         before, now, a, b = now, following, b, c
@@ -92,16 +107,44 @@ def _without(offer_AX: Tensor, limit_A: Tensor) -> Tensor:
     return torch.cat([first_A[:, None], offer_AX[:, 1:]], 1)
 
 
-def find_directions(d_CQ: Tensor, count: int, data: Block, key: Key) -> Round[Tensor]:
+def centre_folds(update_CFQ: Tensor, is_used_CF: Tensor, data: Block) -> Round[Tensor]:
+    """Return d_CFQ, every fold's vector minus the network's mean; 0 where a fold has no example.
+
+    All folds have the same expectation, so that one mean serves them all.
+    """
+    used_CF1 = is_used_CF[:, :, None].to(update_CFQ)
+    own_CQ = _divide((update_CFQ * used_CF1).sum(1), used_CF1.sum(1))
+    mean_C1Q = yield from network_mean(own_CQ[:, None], data)
+    return (update_CFQ - mean_C1Q) * used_CF1
+
+
+def find_directions(d_CFQ: Tensor, count: int, data: Block, key: Key) -> Round[Tensor]:
     """Return V_CMQ, every client's own estimate of the leading eigenvectors."""
-    draw = torch.randn(d_CQ.shape[1], count, generator=key.torch(), dtype=torch.double)
-    V_CMQ: Tensor = torch.linalg.qr(draw)[0].T.to(d_CQ).repeat(len(data), 1, 1)
-    unit_CQ = _divide(d_CQ, d_CQ.norm(dim=1, keepdim=True))
+    draw = torch.randn(d_CFQ.shape[2], count, generator=key.torch(), dtype=torch.double)
+    V_CMQ: Tensor = torch.linalg.qr(draw)[0].T.to(d_CFQ).repeat(len(d_CFQ), 1, 1)
+    unit_CFQ = _divide(d_CFQ, d_CFQ.norm(dim=2, keepdim=True))
+    F = unit_CFQ.shape[1]
     for _ in range(ITERATIONS):
-        along_CM = (V_CMQ * unit_CQ[:, None]).sum(2)
-        w_CMQ = yield from network_mean(along_CM[:, :, None] * unit_CQ[:, None], data)
+        along_CFM = _along(V_CMQ, unit_CFQ)
+        others_CFM = (along_CFM.sum(1, keepdim=True) - along_CFM) / (F * (F - 1))
+        own_CMQ = torch.zeros_like(V_CMQ)
+        for f in range(F):
+            own_CMQ = own_CMQ + others_CFM[:, f, :, None] * unit_CFQ[:, f, None]
+        w_CMQ = yield from network_mean(own_CMQ, data)
         V_CMQ = _orthonormalise(w_CMQ)
     return V_CMQ
+
+
+def _along(V_CMQ: Tensor, x_CFQ: Tensor) -> Tensor:
+    """Return along_CFM, the coordinates of every fold's vector."""
+    folds = [(V_CMQ * x_CFQ[:, f, None]).sum(2) for f in range(x_CFQ.shape[1])]
+    return torch.stack(folds, 1)
+
+
+def coordinates(V_CMQ: Tensor, d_CFQ: Tensor) -> Tensor:
+    """Return z_CM, the coordinates of every client: the mean over its folds that have examples."""
+    count_C1 = (d_CFQ.norm(dim=2) > 0).sum(1, keepdim=True).to(d_CFQ)
+    return _divide(_along(V_CMQ, d_CFQ).sum(1), count_C1)
 
 
 def _orthonormalise(w_CMQ: Tensor) -> Tensor:
@@ -112,18 +155,26 @@ def _orthonormalise(w_CMQ: Tensor) -> Tensor:
     return V_CMQ
 
 
-def choose_clusters(z_CM: Tensor, d_CQ: Tensor, data: Block) -> Round[tuple[Tensor, Tensor]]:
+def choose_clusters(V_CMQ: Tensor, d_CFQ: Tensor, data: Block) -> Round[tuple[Tensor, Tensor]]:
     """Return clusters_C, one number for the network, and the eigenvalues whose gap decides it.
 
     The clients' estimates differ a little, so that the client with the lowest id decides for all.
     """
-    share_CM = _divide(z_CM.square(), d_CQ.square().sum(1, keepdim=True))
-    value_C1M = yield from network_mean(share_CM[:, None], data)
+    along_CFM = _along(V_CMQ, _divide(d_CFQ, d_CFQ.norm(dim=2, keepdim=True)))
+    F, M = along_CFM.shape[1:]
+    own_CM = (along_CFM.sum(1).square() - along_CFM.square().sum(1)) / (F * (F - 1))
+    value_C1M = yield from network_mean(own_CM[:, None], data)
     own_C, _ = largest_gap(value_C1M[:, 0], data.network_size)
-    offer_C2 = torch.stack([-torch.tensor(data.clients), own_C], 1).to(z_CM)
-    agreed_C2 = yield from network_largest(offer_C2, data)
+    agreed_C = yield from _agree(own_C.to(V_CMQ), data)
     # One may send any number.
-    return agreed_C2[:, 1].round().clamp(1, z_CM.shape[1]).long(), value_C1M[:, 0]
+    return agreed_C.round().clamp(1, M).long(), value_C1M[:, 0]
+
+
+def _agree(number_C: Tensor, data: Block) -> Round[Tensor]:
+    """Return the number of the client with the lowest id."""
+    offer_C2 = torch.stack([-torch.tensor(data.clients).to(number_C), number_C], 1)
+    agreed_C2 = yield from network_largest(offer_C2, data)
+    return agreed_C2[:, 1]
 
 
 def largest_gap(value_CM: Tensor, network_size: int) -> tuple[Tensor, Tensor]:
@@ -134,10 +185,10 @@ def largest_gap(value_CM: Tensor, network_size: int) -> tuple[Tensor, Tensor]:
     usable = min(value_CM.shape[1], network_size - 1)  # the rank that so many clients allow
     if usable < 2:
         return torch.ones(len(value_CM), dtype=torch.long), value_CM.new_zeros(len(value_CM))
-    value_CM = value_CM[:, :usable].clamp(min=0)
-    ratio_CM = _divide(value_CM[:, :-1], value_CM[:, 1:].clamp(min=1e-12))
+    value_CM = value_CM[:, :usable].sort(1, descending=True).values
+    ratio_CM = value_CM[:, :-1] / value_CM[:, 1:].clamp(min=NOISE / network_size)
     best = ratio_CM.max(1)
-    return torch.where(best.values >= LEAST_RATIO, best.indices + 2, 1), best.values
+    return torch.where(best.values >= LEAST_RATIO, best.indices + 2, 1), best.values.clamp(min=0)
 
 
 def find_corners(
@@ -211,6 +262,40 @@ def first_mixture(
     mean_C11 = yield from network_mean(own_C[:, None, None], data)
     score_CS = -2 * _divide(distance_CS, mean_C11[:, 0])
     return score_CS.double().masked_fill(~is_used_CS, -torch.inf).softmax(1)
+
+
+def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Block) -> Round[Tensor]:
+    """Return slope_CMQ, how the clients' updates change with each of their coordinates.
+
+    It is a regression by means over the network: of u, z u, z and z^2, with u the direction of a
+    client's update.
+    """
+    Q, norm_C1 = update_CQ.shape[1], update_CQ.norm(dim=1, keepdim=True)
+    unit_CQ = _divide(update_CQ, norm_C1)
+    own_C1X = torch.cat([unit_CQ, norm_C1, torch.zeros_like(norm_C1)], 1)[:, None]
+    z_CM1 = z_CM[:, :, None]
+    with_z_CMX = torch.cat([z_CM1 * unit_CQ[:, None], z_CM1, z_CM1.square()], 2)
+    moments = yield from network_mean(torch.cat([own_C1X, with_z_CMX], 1), data, labelling_C)
+    mean_C1Q, norm_C11 = moments[:, :1, :Q], moments[:, :1, Q : Q + 1]
+    mean_z_CM1 = moments[:, 1:, Q : Q + 1]
+    variance_CM1 = moments[:, 1:, Q + 1 :] - mean_z_CM1.square()
+    covariance_CMQ = moments[:, 1:, :Q] - mean_z_CM1 * mean_C1Q
+    return _divide(covariance_CMQ, variance_CM1) * norm_C11
+
+
+def has_gain(
+    loss_C: Tensor, split_loss_C: Tensor, least: float, labelling_C: Tensor, data: Block
+) -> Round[Tensor]:
+    """Return whether the split lowers the network's mean loss by at least this share of it.
+
+    Populations that the body has learnt to tell apart need no heads of their own. The client with
+    the lowest id decides for all.
+    """
+    own_C12 = torch.stack([loss_C, loss_C - split_loss_C], 1)[:, None]
+    mean_C12 = yield from network_mean(own_C12, data, labelling_C)
+    is_better_C = mean_C12[:, 0, 1] >= least * mean_C12[:, 0, 0]
+    agreed_C = yield from _agree(is_better_C.to(loss_C), data)
+    return agreed_C > 0.5
 
 
 def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -53,9 +53,16 @@ class Signs:
         return bool(self.skew and self.chance and self.skew > self.chance + NOTABLE_SKEW)
 
     @property
+    def is_overruled(self) -> bool:
+        """Whether the ratio speaks for populations, but heads of their own gained too little."""
+        return self.clusters == 1 and self.ratio is not None and self.ratio >= LEAST_RATIO
+
+    @property
     def is_clear(self) -> bool:
-        """Whether the ratio is far from its threshold."""
-        return self.ratio is not None and _margin(self.ratio) >= CLEAR_MARGIN
+        """Whether the ratio decided, and is far from its threshold."""
+        if self.ratio is None or self.is_overruled:
+            return False
+        return _margin(self.ratio) >= CLEAR_MARGIN
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,10 @@ def _spectrum_in_words(signs: Signs) -> str:
         found = f"the clients form {signs.clusters} populations"
     if signs.ratio is None:
         return found
-    return f"{found} (ratio of eigenvalues {signs.ratio:.1f}, threshold {LEAST_RATIO:.1f})"
+    ratio = f"(ratio of eigenvalues {signs.ratio:.1f}, threshold {LEAST_RATIO:.1f})"
+    if signs.is_overruled:
+        return f"populations differ {ratio}, but heads of their own gain too little"
+    return f"{found} {ratio}"
 
 
 def _skew_in_words(signs: Signs) -> str | None:
@@ -279,7 +289,7 @@ class _Words:
             over = f"{self.seeds} seeds" if self.seeds > 1 else f"{self.clients} clients"
             interval = f" (95 % interval over {over})" if lead.half else ""
             parts.append(f"it is {self._amount(lead)} {side} {rival}{interval}")
-        if signs.ratio is not None:
+        if signs.ratio is not None and not signs.is_overruled:
             side = "above" if signs.ratio >= LEAST_RATIO else "below"
             parts.append(f"the ratio is a factor {_margin(signs.ratio):.1f} {side} its threshold")
         return f": {_enumerate(parts)}" if parts else ""

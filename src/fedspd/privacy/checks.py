@@ -13,11 +13,12 @@ from fedspd.core.learner import Learner
 # The values of methods' options with which nothing unpaid is sent, and what others would tell.
 PRIVATE_OPTIONS: dict[str, dict[str, Any]] = {
     "fedspd": {"selection": "uniform", "score": "loss"},
-    "fedspd-split": {"prior": False},
+    "fedspd-split": {"prior": False, "least_gain": 0.0},
 }
 REASONS = {
     "selection": "the choice of a cluster would tell what the examples are like",
     "score": "an example's cluster would depend on the other examples",
+    "least_gain": "the mean loss of a client would be sent",
     "prior": "the label counts of a client would shape every gradient",
 }
 

@@ -131,10 +131,10 @@ def assert_one_labelling(state: State) -> None:
 
 @pytest.mark.parametrize(
     ("killed_at", "back_at"),
-    [((3, 30), (5, 0)), ((2, 0), (3, 30))],
-    ids=["killed in the split", "back in the split"],
+    [((1, 30), (3, 0)), ((3, 6), (5, 0)), ((2, 0), (3, 6))],
+    ids=["killed in the search", "killed in the split", "back in the split"],
 )
-def test_node_away_during_the_split_joins_the_others(
+def test_node_away_during_search_or_split_joins_the_others(
     killed_at: tuple[int, int], back_at: tuple[int, int], tmp_path: Path
 ) -> None:
     plant = Plant(build_plan(14, clusters=2, final_epochs=0), tmp_path)
@@ -159,9 +159,8 @@ def test_halves_that_split_apart_and_heal_end_with_one_labelling(tmp_path: Path)
             raise UnreachableError("the link is down.")
 
     async def cut_and_heal() -> None:
-        tasks = [asyncio.create_task(plant.run(i)) for i in range(N)]
-        await plant.wait_for(0, 2)
         ideal, plant.network.conditions = plant.network.conditions, cut
+        tasks = [asyncio.create_task(plant.run(i)) for i in range(N)]
         await asyncio.gather(*(plant.wait_for(i, 5) for i in range(N)))
         apart.update(plant.peers[i].runner.state.labelling_C.item() for i in range(N))
         plant.network.conditions = ideal
