@@ -43,8 +43,9 @@ bench-packages: $(INSTALLED)  ## other simulators on the same work, each in a se
 chaos: $(INSTALLED)  ## every fault on eight real peers (Linux, as root); writes docs/reliability.md's table
 	PYTHONPATH=tools $(BIN)/python -m chaos
 
-docs: $(INSTALLED)  ## write docs/config.md and the list of methods from the code
+docs: $(INSTALLED)  ## write config.md and the list of methods from the code, paper.md from records
 	$(BIN)/python tools/config_reference.py > docs/config.md
+	$(BIN)/python tools/paper_page.py
 
 release: $(INSTALLED)  ## build wheel and sdist into dist/, and try the wheel in an empty environment
 	$(BIN)/python tools/release.py

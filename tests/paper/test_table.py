@@ -12,7 +12,7 @@ from fedspd.paper.definition import (
     merge,
     parse_experiment,
 )
-from fedspd.paper.records import Records, key_of, settings_of
+from fedspd.paper.records import Records, given_settings, settings_of
 from fedspd.paper.table import PaperTable, make_table
 
 PAPER = Path(__file__).parents[3] / "shared/paper/fedspd-uai2025.tex.txt"
@@ -58,8 +58,7 @@ def records_of(experiment, scores, tmp_path, scale="paper", reading="text") -> R
     for (row, column), values in scores.items():
         configs = experiment.cell(rows[row], columns[column], scale, reading).configs
         for config, value in zip(configs, values, strict=False):
-            settings = settings_of(config)
-            records.by_key[key_of(settings)] = {"settings": settings, "accuracy": value}
+            records.add(config, {"settings": given_settings(config), "accuracy": value})
     return records
 
 
@@ -131,6 +130,23 @@ def test_last_size_of_a_graph_counts():
 def test_settings_leave_out_defaults_and_other_methods(experiment):
     config = experiment.cells("paper")[1].configs[2]
     assert settings_of(config) == {"method": "fedavg", "seed": 2, "clients": 10, "rounds": 5}
+
+
+def test_record_is_found_after_a_default_has_changed(experiment, tmp_path, monkeypatch):
+    """Its settings say all that the experiment gave; what is new has its default."""
+    text = TOML.replace("rounds = 5", "rounds = 5\ntraining = { lr = 0.05, batch = 50 }")
+    experiment = parse_experiment("t", text)
+    config = experiment.cells("paper")[0].configs[0]
+    records = records_of(experiment, {("A", "FedSPD"): [0.9]}, tmp_path)
+    records.write("t.paper", [config])
+    monkeypatch.setattr("fedspd.paper.records._defaults", lambda: {"training.lr": 0.05})
+    assert Records(tmp_path).of(config)["accuracy"] == 0.9
+
+
+def test_record_with_a_key_that_is_gone_is_not_used(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/t.paper.json").write_text('{"runs": [{"settings": {"gone": 1}}]}')
+    assert Records(tmp_path).by_key == {}
 
 
 @pytest.mark.parametrize("name", experiment_names())

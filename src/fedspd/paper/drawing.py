@@ -68,10 +68,11 @@ def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
 def _curve(cell: Cell, measure: str, records: Records) -> Curve:
     """Return the mean over seeds by round, with the interval over seeds."""
     curves = [record["curve"] for record in _records(cell, records)]
-    field = measure if all(measure in curve for curve in curves) else "accuracy"
-    scores = [confidence_interval(seeds) for seeds in zip(*(c[field] for c in curves), strict=True)]
-    means = [np.nan if score.mean is None else score.mean for score in scores]
-    halves = [score.half or 0.0 for score in scores] if len(curves) > 1 else None
+    by_seed = [curve.get(measure, [None] * len(curve["round"])) for curve in curves]
+    scores = [confidence_interval(seeds) for seeds in zip(*by_seed, strict=True)]
+    unit = MEASURES[measure].factor / 100  # curves are drawn in per cent of a fraction
+    means = [np.nan if score.mean is None else unit * score.mean for score in scores]
+    halves = [unit * (score.half or 0.0) for score in scores] if len(curves) > 1 else None
     return curves[0]["round"], means, halves
 
 

@@ -16,7 +16,6 @@ class Measure:
 MEASURES = {
     "accuracy": Measure("accuracy", "test accuracy (%)"),
     "before": Measure("before", "test accuracy before the final phase (%)"),
-    "train_accuracy": Measure("train_accuracy", "training accuracy (%)"),
     "loss": Measure("loss", "mean training loss", 1.0, 3),
     "models": Measure("models", "models sent, point-to-point", 1.0, 0),
     "multicast": Measure("multicast", "megabytes sent by multicast", 1e-6),

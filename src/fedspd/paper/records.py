@@ -5,18 +5,21 @@ OUT/
   results/EXPERIMENT.SCALE.json     the records of the runs; enough for all that follows
   reports/EXPERIMENT.SCALE/         tables and figures
 
-A record is found by the settings of its run that are not defaults, so that an experiment does not
-repeat a run that another one, or another machine, has made.
+A record has the settings that its experiment gave. They are validated when it is read, and compared
+by the values that are not defaults: so an experiment does not repeat a run that another one has
+made, nor after a version that adds a key or changes a default.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedspd.config import METHOD_TABLES, ExperimentConfig, as_dict, validate
+from fedspd.config import METHOD_TABLES, ExperimentConfig, as_dict, set_key, validate
+from fedspd.core.errors import ConfigError
 from fedspd.core.imports import options_table
 from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import mean
@@ -28,11 +31,29 @@ CURVE_POINTS = 50  # at most, in a record
 
 def settings_of(config: ExperimentConfig) -> Json:
     """Return the method, the seed and all other values that are not defaults, by dotted key."""
-    others = {*METHOD_TABLES, "options"} - {options_table(config.method)}
     defaults = _defaults()
-    given = {key: value for key, value in as_dict(config).items() if key not in others}
-    changed = {k: v for k, v in flatten(given).items() if v != defaults.get(k)}
+    values = _without_other_methods(config, as_dict(config))
+    changed = {key: value for key, value in values.items() if value != defaults.get(key)}
     return {"method": config.method, "seed": config.seed, **changed}
+
+
+def given_settings(config: ExperimentConfig) -> Json:
+    """Return the values that the config was made with, also if they are defaults, by dotted key."""
+    tree = config.model_dump(exclude_unset=True, exclude_none=True, by_alias=True)
+    return _without_other_methods(config, tree)
+
+
+def _without_other_methods(config: ExperimentConfig, tree: Json) -> Json:
+    others = {*METHOD_TABLES, "options"} - {options_table(config.method)}
+    return flatten({key: value for key, value in tree.items() if key not in others})
+
+
+def config_of(settings: Json) -> ExperimentConfig:
+    """Return the config with these values, by dotted key."""
+    tree: Json = {}
+    for key, value in settings.items():
+        set_key(tree, key, value)
+    return validate(tree)
 
 
 @cache
@@ -54,7 +75,12 @@ class Records:
         self.by_key: dict[str, Json] = {}
         for path in sorted((out / "results").glob("*.json")):
             for record in read_json(path).get("runs", []):
-                self.by_key[key_of(record["settings"])] = record
+                with suppress(ConfigError):  # of another version: it has to run again
+                    self.add(config_of(record["settings"]), record)
+
+    def add(self, config: ExperimentConfig, record: Json) -> None:
+        """Keep the record of a run with this config."""
+        self.by_key[key_of(settings_of(config))] = record
 
     def of(self, config: ExperimentConfig) -> Json | None:
         """Return the record of the run with this config; None: it has not run."""
@@ -65,8 +91,7 @@ class Records:
         for name, config in zip(names, configs, strict=True):
             folder = self.out / "runs" / name
             if self.of(config) is None and (folder / "result.json").exists():
-                settings = settings_of(config)
-                self.by_key[key_of(settings)] = {"settings": settings, **read_record(folder)}
+                self.add(config, {"settings": given_settings(config), **read_record(folder)})
 
     def write(self, name: str, configs: Sequence[ExperimentConfig]) -> None:
         """Write the records of these runs, as far as they exist, into results/NAME.json."""
@@ -108,7 +133,7 @@ def _curve(run_folder: RunFolder) -> Json:
     every = -(-len(events) // CURVE_POINTS)
     kept = events[every - 1 :: every]
     curve: Json = {"round": [event["round"] for event in kept]}
-    for field in ("accuracy", "train_accuracy", "loss"):
+    for field in ("accuracy", "loss"):
         if kept and field in kept[-1]:
             curve[field] = [_short(mean(event[field])) for event in kept]
     return curve

@@ -153,7 +153,7 @@ def _table_cell(
         scores = {seed: scores[seed] / first[seed] for seed in scores if first.get(seed)}
         digits = 2
     ours = confidence_interval(list(scores.values()))
-    tolerance = TOLERANCE if first is None else TOLERATED_RATIO
+    tolerance = TOLERANCE if first is None else TOLERATED_RATIO * (cell.paper or 0.0)
     words = "not run: no data" if missing else _verdict(cell, ours, tolerance, scale)
     return TableCell(
         cell.row,

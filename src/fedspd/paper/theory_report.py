@@ -28,6 +28,7 @@ from fedspd.storage.run_folder import RunFolder
 
 NAME = "theory"
 HEAD = ("problem", "weights", "degree", "p", "rate", "epsilon_N", "Thm 1", "descent", "Thm 3")
+FIGURES = ("wrong", "consensus", "distance", "rounds", "connectivity")
 LEGEND = (
     "epsilon_N is the largest expected number of clients with a wrong example. The last three "
     "columns are the shares of the rounds in which a bound holds: Theorem 1, the same with the "
@@ -110,11 +111,13 @@ def findings(series: Sequence[Json]) -> list[str]:
     sentences = [_bounds_in_words(series)]
     for kind in KINDS:
         own = [s for s in series if s["kind"] == kind]
+        if not own:
+            continue
         wrong = [s["wrong"][-1] for s in own]
         first = max(s["wrong"][0] for s in own)
         sentences.append(
             f"{kind.capitalize()}: the expected number of clients with a wrong example goes from "
-            f"{first:.2f} to {min(wrong):.2f} to {max(wrong):.2f} at the end."
+            f"{first:.2f} at first to between {min(wrong):.2f} and {max(wrong):.2f} at the end."
         )
         sentences += [_rounds_in_words(own, kind, weights) for weights in WEIGHTS]
     return sentences
@@ -129,12 +132,17 @@ def _bounds_in_words(series: Sequence[Json]) -> str:
             ("Theorem 3", "holds_3"),
         )
     }
-    words = [f"{name} in {min(v):.0f} to {max(v):.0f} %" for name, v in shares.items() if v]
+    words = [f"{name} in {_range(values)} %" for name, values in shares.items() if values]
     allowed = sum(s["rate"] <= s["rate_limit_3"] for s in series)
     return (
         f"Over {len(series)} runs, the bounds hold in so many of the rounds: {', '.join(words)}. "
         f"The proof of Theorem 3 allows the learning rate of {allowed} of these runs."
     )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _rounds_in_words(series: Sequence[Json], kind: str, weights: Weights) -> str:
@@ -165,23 +173,24 @@ def draw_theory(series: Sequence[Json]) -> dict[str, Figure]:
     rate = rates[len(rates) // 2]
     shown = [s for s in series if s["degree"] == degree and s["rate"] == rate]
     where = f"degree {degree:g}, rate {rate:g}"
-    return {
-        "wrong": _draw_rounds(shown, {"wrong": "-"}, f"epsilon_N ({where})", "clients", False),
-        "consensus": _draw_rounds(
+    drawn = (
+        _draw_rounds(shown, {"wrong": "-"}, f"epsilon_N ({where})", "clients", False),
+        _draw_rounds(
             shown,
             {"consensus": "-", "bound_3": ":"},
             f"Consensus distance E_t and the bound of Theorem 3, dotted ({where})",
             "squared distance",
         ),
-        "distance": _draw_rounds(
+        _draw_rounds(
             shown,
             {"distance": "-", "bound_1": ":"},
             f"Distance to the optimum and the bound of Theorem 1, dotted ({where})",
             "squared distance",
         ),
-        "rounds": _draw_rounds_to_error(series),
-        "connectivity": _draw_connectivity(series),
-    }
+        _draw_rounds_to_error(series),
+        _draw_connectivity(series),
+    )
+    return dict(zip(FIGURES, drawn, strict=True))
 
 
 def _kinds(series: Sequence[Json], title: str) -> Iterator[tuple[Figure, Axes, list[Json]]]:
