@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from fedspd.paper import pages, theory_report
 from fedspd.paper.definition import (
     PaperExperiment,
-    ReadingName,
     ScaleName,
     experiment_names,
     load_experiment,
@@ -49,17 +48,11 @@ def page(records: Records) -> str:
 
 
 def _tables(experiment: PaperExperiment, records: Records) -> Iterator[PaperTable]:
-    """Yield a table for each scale and reading with at least one run of its own."""
-    readings: tuple[ReadingName, ...] = ("text", "code")
+    """Yield a table for each scale with at least one run; its notes have the other reading."""
     for scale in SCALES:
-        tables = [make_table(experiment, scale, reading, records) for reading in readings]
-        if any(cell.seeds for cell in tables[0].cells):
-            yield tables[0]
-        own = [cell.configs for cell in experiment.cells(scale, "code")]
-        others = [cell.configs for cell in experiment.cells(scale, "text")]
-        changed = [a for a, b in zip(own, others, strict=True) if a != b]
-        if any(records.of(config) for configs in changed for config in configs):
-            yield tables[1]
+        table = make_table(experiment, scale, "text", records)
+        if any(cell.seeds for cell in table.cells):
+            yield table
 
 
 def _overview(experiments: list[PaperExperiment], records: Records) -> str:
@@ -97,15 +90,10 @@ def _section(experiment: PaperExperiment, records: Records) -> Iterator[str]:
         yield f"Not run yet: `fedspd paper {experiment.name} --out experiments/paper`."
         return
     for table in tables:
-        yield f"`fedspd paper {_command(table)} --out experiments/paper`"
+        yield f"`fedspd paper {experiment.name} --scale {table.scale} --out experiments/paper`"
         yield pages.to_markdown(table).strip()
     for spec in own.figures if _is_drawn(experiment, records) else []:
         yield f"![{spec.caption}](images/paper-{experiment.name}-{spec.name}.png)"
-
-
-def _command(table: PaperTable) -> str:
-    reading = "" if table.reading == "text" else f" --reading {table.reading}"
-    return f"{table.experiment.name} --scale {table.scale}{reading}"
 
 
 def _is_drawn(experiment: PaperExperiment, records: Records) -> bool:

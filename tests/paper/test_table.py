@@ -108,8 +108,9 @@ def test_notes_name_what_a_scale_changes_and_the_closer_reading(experiment, tmp_
     text.by_key |= code.by_key
     notes = make_table(experiment, "small", "text", text).notes
     assert notes[0] == "Scale small. 2 rounds instead of 5."
-    assert "The reading 'code' comes closer to the paper" in notes[1]
-    assert "2.0 away on average, the reading 'text' 10.0" in notes[1]
+    assert notes[1] == "By the reading 'code' instead of 'text': A, FedSPD: 88.0 instead of 80.0."
+    assert "The reading 'code' comes closer to the paper" in notes[2]
+    assert "2.0 away on average, the reading 'text' 10.0" in notes[2]
 
 
 def test_readings_differ_only_in_fedspd(experiment):

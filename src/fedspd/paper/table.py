@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedspd.config import ExperimentConfig, as_dict
-from fedspd.paper.definition import Cell, PaperExperiment, ReadingName, ScaleName, Setting
+from fedspd.paper.definition import (
+    READINGS,
+    Cell,
+    PaperExperiment,
+    ReadingName,
+    ScaleName,
+    Setting,
+)
 from fedspd.paper.measures import MEASURES, Measure
 from fedspd.paper.records import Records
 from fedspd.reporting.points import flatten
@@ -230,28 +237,32 @@ def describe_changes(own: ExperimentConfig, full: ExperimentConfig) -> str:
 def _reading_notes(
     experiment: PaperExperiment, scale: ScaleName, records: Records, rows: Sequence[Setting]
 ) -> list[str]:
-    """Say which reading is closer to the paper, where both have run the same cells of FedSPD."""
-    misses: dict[ReadingName, list[float]] = {"text": [], "code": []}
+    """Give the values of FedSPD by both readings, and say which one is closer to the paper."""
+    if experiment.definition.relative:
+        return []
+    values: list[str] = []
+    misses: list[tuple[float, float]] = []  # of 'text' and of 'code'
     for row in rows:
         for column in experiment.definition.columns:
-            pair: dict[ReadingName, Cell] = {
-                r: experiment.cell(row, column, scale, r) for r in misses
-            }
-            if pair["text"].configs == pair["code"].configs or pair["text"].paper is None:
+            text, code = (experiment.cell(row, column, scale, r) for r in READINGS)
+            found = [confidence_interval(_scores(cell, records)).mean for cell in (text, code)]
+            if text.configs == code.configs or found[0] is None or found[1] is None:
                 continue
-            found = {r: confidence_interval(_scores(cell, records)) for r, cell in pair.items()}
-            if all(score.mean is not None for score in found.values()):
-                for r, score in found.items():
-                    misses[r].append(abs((score.mean or 0.0) - (pair[r].paper or 0.0)))
-    count = len(misses["text"])
-    if not count:
-        return []
-    mean = {r: sum(values) / count for r, values in misses.items()}
-    closer, other = sorted(mean, key=lambda r: mean[r])
-    return [
-        f"The reading '{closer}' comes closer to the paper: over {count} values of FedSPD it is "
-        f"{mean[closer]:.1f} away on average, the reading '{other}' {mean[other]:.1f}."
-    ]
+            values.append(f"{row.name}, {column.name}: {found[1]:.1f} instead of {found[0]:.1f}")
+            if text.paper is not None and row.stands_in_for is None:
+                misses.append((abs(found[0] - text.paper), abs(found[1] - text.paper)))
+    notes = [f"By the reading 'code' instead of 'text': {'; '.join(values)}."] if values else []
+    return [*notes, _closer_reading(misses)] if misses else notes
+
+
+def _closer_reading(misses: Sequence[tuple[float, float]]) -> str:
+    text, code = (sum(column) / len(misses) for column in zip(*misses, strict=True))
+    words = {"text": text, "code": code}
+    closer, other = sorted(words, key=lambda name: words[name])
+    return (
+        f"The reading '{closer}' comes closer to the paper: it is {words[closer]:.1f} away on "
+        f"average, the reading '{other}' {words[other]:.1f}; values compared: {len(misses)}."
+    )
 
 
 def _scores(cell: Cell, records: Records) -> list[float]:
