@@ -337,5 +337,6 @@ def test_colour_rejects_grey_images():
         federate(numbered(), options, 4, Key(0))
     assert str(caught.value) == (
         "data.mixture = 'colour': an example of 'numbered' has shape (1, 2, 2); "
-        "expected colour images with 3 channels."
+        "expected colour images with 3 channels. Others fit 'permutation', 'parity', 'dirichlet', "
+        "'shards', 'iid'."
     )

@@ -97,11 +97,14 @@ def info(name: AnyData, folder: Folder = None, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(facts))
         return
     per_class = facts.pop("per_class")
+    names = facts.pop("class_names")
+    for note in facts.pop("notes"):
+        typer.echo(note, err=True)
     for key, value in facts.items():
         typer.echo(f"{key:<9}{_cell(value)}")
     _print_table(
         [
-            {"class": label, "train": train, "test": test}
+            {"class": names[label], "train": train, "test": test}
             for label, (train, test) in enumerate(zip(*per_class.values(), strict=True))
         ]
     )
@@ -123,6 +126,9 @@ def _facts(name: str, folder: Path | None) -> dict[str, Any]:
         "test": len(source.test.y),
         "shape": source.shape,
         "classes": source.classes,
+        "clients": None if source.owners is None else len(source.owners.names),
+        "class_names": list(source.class_names or map(str, range(source.classes))),
+        "notes": list(source.notes),
         "sha256": fingerprint(source),
         "per_class": {
             part: np.bincount(y, minlength=source.classes).tolist() if source.classes else []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedspd.algorithms.populations import LEAST_RATIO, largest_gap
 from fedspd.comparison.jobs import FINETUNE
-from fedspd.config import ExperimentConfig, as_dict, validate
+from fedspd.config import ExperimentConfig, given_dict, validate
 from fedspd.experiment.build import build_experiment
 from fedspd.reporting.method_rows import ALONE
 from fedspd.reporting.points import distinct_points, format_label
@@ -80,7 +80,7 @@ class Advice:
 
 def shorten(config: ExperimentConfig) -> ExperimentConfig:
     """Return the config with the few rounds that advice needs, tested at the end alone."""
-    tree = as_dict(config)
+    tree = given_dict(config)
     rounds = max(ROUNDS, tree[SPLIT]["warmup"] + 1)
     return validate({**tree, "rounds": rounds, "evaluate_every": rounds})
 

@@ -13,6 +13,7 @@ from fedspd.config import (
     METHOD_TABLES,
     ExperimentConfig,
     as_dict,
+    given_dict,
     parse_override,
     set_key,
     validate,
@@ -144,7 +145,7 @@ def _check_grid(grid: dict[str, list[Any]], methods: Sequence[str]) -> None:
 
 
 def _job(base: ExperimentConfig, method: str, seed: int, point: Json) -> Job:
-    tree = without_other_methods(as_dict(base), method)
+    tree = without_other_methods(given_dict(base), method)
     for key, value in point.items():
         set_key(tree, key, value)
     config = validate({**tree, "method": method, "seed": seed})

@@ -78,6 +78,14 @@ def as_dict(config: ExperimentConfig) -> dict[str, Any]:
     return config.model_dump(exclude_none=True, by_alias=True)
 
 
+def given_dict(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the config as a tree, without a number of clients that the data may know better."""
+    tree = as_dict(config)
+    if "clients" not in config.model_fields_set:
+        del tree["clients"]
+    return tree
+
+
 def config_hash(config: ExperimentConfig) -> str:
     """Return a hash of all values that the run depends on, so not of other methods' options."""
     tree = without_other_methods(as_dict(config), config.method)

@@ -150,6 +150,7 @@ class SplitLearner(Learner):
             plain.device,
             plain.dtype,
             precision=plain.precision,
+            augmentations=plain.augmentations,
         )
         self.effort, self.example_loss = plain.effort, plain.loss
 

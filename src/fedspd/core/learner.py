@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedspd.core.augmentation import Augmentation, augment
 from fedspd.core.block import Block
 from fedspd.core.flat_module import Factory, FlatModule, keyed_randomness
 from fedspd.core.keys import Key
@@ -70,6 +71,7 @@ class Learner(FlatModule):
     loss        of outputs and targets; example_loss is that of one head
     effort      seconds and gradient steps since the counters were last reset
     precision   of the forward and backward passes of local training
+    augmentations  random changes of images in local updates
     mechanism   what protects the examples in local updates; None: nothing
     """
 
@@ -83,9 +85,11 @@ class Learner(FlatModule):
         head: str | None = None,
         precision: Precision = "float32",
         mechanism: Mechanism | None = None,
+        augmentations: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(factory, device, dtype, head)
         self._mechanism = mechanism
+        self.augmentations = tuple(augmentations)
         self.training = training or TrainingOptions()
         self.loss = self.example_loss = loss
         self.precision = precision
@@ -185,6 +189,8 @@ class Learner(FlatModule):
             if anchor_CP is not None and pull_C is not None:
                 anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
             x, y = data.x[c][rows], data.y[c][rows]
+            if self.augmentations:
+                x = augment(x, self.augmentations, key.of(data.clients[c], "augment"))
             about = rates, optimizer, factor_W, count, chosen
             return LocalUpdate(x, y, weight, objective, anchor, pull, *about)
 

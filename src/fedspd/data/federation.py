@@ -83,13 +83,15 @@ class Federation:
 
     The description records the partition, as JSON values, for partition.json in the run folder:
 
-    sources        name and SHA-256 of each source
+    sources        name and SHA-256 of each source, and the names of its classes if they have any
     options        the options of the partition, defaults included
     seed           the seed that it was drawn with
     distributions  each Distribution, as its as_json() says
     clients        for the training and the test examples of each client: `rows`, the first row
                    and the end in x and y; `counts`, the examples of each distribution;
-                   `sha256`, a hash of which examples these are and how they are transformed
+                   `sha256`, a hash of which examples these are and how they are transformed;
+                   `name`, if the data came with clients; `scale`, the mean and the standard
+                   deviation of each input, if they are scaled
     hash           SHA-256 of all of the above; a resumed run must have the same
     """
 
@@ -98,6 +100,8 @@ class Federation:
     classes: int
     distributions: int
     description: dict[str, Any]
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -108,6 +112,15 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.train.x.shape[1:])
+
+    def inputs(self, client: int, x: Any) -> Tensor:
+        """Return a caller's examples as the inputs of this client's model."""
+        values = as_inputs(x, self.shape)
+        scale = self.description["clients"][client].get("scale")
+        if scale is None:
+            return values
+        mean, std = (np.reshape(scale[name], self.shape) for name in ("mean", "std"))
+        return (values - torch.from_numpy(mean)) / torch.from_numpy(std)
 
     def block(self, clients: Sequence[int], part: PartName = "train") -> Block:
         """Return views of these clients' examples, without the truth."""
@@ -192,6 +205,55 @@ def convert_images(x: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.u
     return resized.round().to(torch.uint8).expand(-1, shape[0], -1, -1).numpy()
 
 
+def build_federation(
+    sources: Sequence[Source],
+    options: Mapping[str, Any],
+    seed: int,
+    distributions: Sequence[Distribution],
+    train: Partition,
+    test: Partition,
+    *,
+    is_scaled: bool = False,
+    names: Sequence[str] | None = None,
+) -> Federation:
+    """Return the data of all clients with the description of their partition.
+
+    `names` are those of clients that the data came with.
+    """
+    parts = [
+        gather([each.train for each in sources], distributions, train),
+        gather([each.test for each in sources], distributions, test),
+    ]
+    described = describe_partition(sources, options, seed, distributions, train, test)
+    for client, record in enumerate(described["clients"]):
+        if names is not None:
+            record["name"] = names[client]
+        if is_scaled:
+            record["scale"] = _scale_client(parts, client)
+    for record, source in zip(described["sources"], sources, strict=True):
+        if source.class_names:
+            record["classes"] = list(source.class_names)
+    return Federation(
+        parts[0],
+        parts[1],
+        max(each.classes for each in sources),
+        len(distributions),
+        described | {"hash": description_hash(described)},
+        sources[0].class_names,
+        sources[0].notes,
+    )
+
+
+def _scale_client(parts: Sequence[ClientExamples], client: int) -> dict[str, list[float]]:
+    """Scale a client's inputs in place by its training examples; return by how much."""
+    own = [part.x[_rows(part.start, client)] for part in parts]
+    mean, std = own[0].double().mean(0), own[0].double().std(0, correction=0)
+    std = torch.where(std > 0, std, 1.0)  # a constant input becomes 0
+    for x in own:
+        x.copy_((x.double() - mean) / std)
+    return {"mean": mean.ravel().tolist(), "std": std.ravel().tolist()}
+
+
 def describe_partition(
     sources: Sequence[Source],
     options: Mapping[str, Any],
@@ -200,7 +262,7 @@ def describe_partition(
     train: Partition,
     test: Partition,
 ) -> dict[str, Any]:
-    """Return the description of a partition; Federation says what is in it."""
+    """Return the description of a partition without its hash; Federation says what is in it."""
     transforms = json.dumps([distribution.as_json() for distribution in distributions])
 
     def record(partition: Partition, client: int) -> dict[str, Any]:
@@ -214,7 +276,7 @@ def describe_partition(
         "distributions": json.loads(transforms),
         "clients": [{"train": record(train, i), "test": record(test, i)} for i in clients],
     }
-    return description | {"hash": description_hash(description)}
+    return description
 
 
 def description_hash(description: Mapping[str, Any]) -> str:

@@ -209,7 +209,7 @@ def _shares(options: DataOptions, clients: Clients, distributions: int, key: Key
 
 
 MixtureBuilder = Callable[[Sequence[Source], DataOptions, Clients, Key], Mixture]
-MIXTURE_BUILDERS: dict[MixtureName, MixtureBuilder] = {
+MIXTURE_BUILDERS: dict[MixtureName | None, MixtureBuilder] = {
     "rotation": rotation,
     "parity": parity,
     "rotation+parity": rotation_and_parity,
@@ -252,7 +252,7 @@ def _check_colours(options: DataOptions, source: Source) -> None:
     if len(source.shape) != 3 or source.shape[0] != 3:
         raise DataError(
             f"data.mixture = 'colour': an example of '{source.name}' has shape {source.shape}; "
-            "expected colour images with 3 channels."
+            f"expected colour images with 3 channels. Others fit {_fitting(source)}."
         )
     if not 2 <= options.distributions <= len(CHANNEL_ORDERS):
         raise ConfigError(
@@ -282,8 +282,14 @@ def _check_square_images(options: DataOptions, source: Source) -> None:
     if len(source.shape) != 3 or source.shape[1] != source.shape[2]:
         raise DataError(
             f"data.mixture = '{options.mixture}': an example of '{source.name}' has shape "
-            f"{source.shape}; expected square images."
+            f"{source.shape}; expected square images. Other examples fit {_fitting(source)}."
         )
+
+
+def _fitting(source: Source) -> str:
+    """Return the mixtures that fit any examples with these targets."""
+    of_classes = ("permutation", "parity", "dirichlet", "shards") if source.classes else ()
+    return ", ".join(f"'{mixture}'" for mixture in (*of_classes, "iid"))
 
 
 def _check_pair_of_images(sources: Sequence[Source]) -> None:

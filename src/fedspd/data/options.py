@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedspd.core.augmentation import Augmentation
 from fedspd.core.options import Options
 
 MixtureName = Literal[
@@ -16,6 +17,7 @@ MixtureName = Literal[
     "dirichlet",
     "shards",
     "iid",
+    "given",
 ]
 ShareRule = Literal["uniform", "steps", "pure", "dirichlet"]
 
@@ -33,6 +35,7 @@ MIXTURES: dict[MixtureName, str] = {
     "shards": "one label-skewed (non-IID) distribution, examples sorted by label, cut into shards "
     "and assigned at random",
     "iid": "one distribution, partitioned at random",
+    "given": "one distribution; every client has the examples that the data give it",
 }
 
 
@@ -41,13 +44,40 @@ class DataOptions(Options):
 
     name: str = Field(
         "digits",
-        description="A dataset from `fedspd data list`, an .npz file, a folder of images, or "
-        "`module:function`.",
+        description="A dataset from `fedspd data list`, an .npz, .csv or .parquet file, a folder, "
+        "or `module:function`.",
+    )
+    inputs: list[str] | None = Field(
+        None,
+        description="Only for tables and Hugging Face datasets: the columns of the inputs. The "
+        "default is the column of images, or all columns that are not used otherwise.",
+    )
+    target: str | None = Field(
+        None,
+        description="Only for tables and Hugging Face datasets: the column of the labels or "
+        "regression targets. The default is the one called label, labels, target, class or y.",
+    )
+    client: str | None = Field(
+        None,
+        description="Only for tables and Hugging Face datasets: the column that names the client "
+        "of each example. The default is the one called client or client_id, if there is one.",
     )
     second: str | None = Field(None, description="Only for `pair`: the second dataset.")
-    mixture: MixtureName = Field(
-        "rotation",
-        description="; ".join(f"`{name}`: {text}" for name, text in MIXTURES.items()) + ".",
+    mixture: MixtureName | None = Field(
+        None,
+        description="; ".join(f"`{name}`: {text}" for name, text in MIXTURES.items())
+        + ". The default is `given` for data with clients of their own, `pair` with a second "
+        "dataset, `rotation` for square images, else `dirichlet`, or `iid` for a regression.",
+    )
+    scale: Literal["none", "standard"] = Field(
+        "none",
+        description="`standard` shifts and scales every input that is not an image to mean 0 and "
+        "standard deviation 1, by each client's own training examples.",
+    )
+    augment: list[Augmentation] = Field(
+        [],
+        description="Random changes of training images, drawn for every local update: `crop` "
+        "shifts an image by up to an eighth of its size, `flip` mirrors one in two.",
     )
     examples: int | None = Field(
         None,

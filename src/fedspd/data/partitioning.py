@@ -20,7 +20,13 @@ from fedspd.data.amounts import (
     client_amounts,
     fill,
 )
-from fedspd.data.federation import Federation, Partition, describe_partition, gather
+from fedspd.data.federation import (
+    Distribution,
+    Federation,
+    Indices,
+    Partition,
+    build_federation,
+)
 from fedspd.data.mixtures import MIXTURE_BUILDERS, Mixture, Pool
 from fedspd.data.options import DataOptions, MixtureName
 from fedspd.data.sources import Source
@@ -35,9 +41,11 @@ MIXTURE_OPTIONS: dict[str, tuple[MixtureName, ...]] = {
     "alpha": ("dirichlet",),
     "shards": ("shards",),
 }
-ONE_DISTRIBUTION = ("dirichlet", "shards", "iid")  # mixtures without populations
+ONE_DISTRIBUTION = ("dirichlet", "shards", "iid", "given")  # mixtures without populations
+NOT_OF_GIVEN = ("examples", "test_examples", "imbalance")  # the clients have what they have
 # Left out of the description if not set, so that partitions from before keep their hash.
 UNDESCRIBED_UNLESS_SET = ("populations", "rotations", "swap")
+READING = {"name", "second", "inputs", "target", "client", "augment"}  # the hash is of the data
 
 
 def federate(
@@ -53,9 +61,12 @@ def federate(
     The last `newcomers` of the clients join after training.
     """
     sources = [source] if second is None else [source, second]
+    options = options.model_copy(update={"mixture": options.mixture or default_mixture(sources)})
     _check_mixture_options(options)
     _check_sources(options, clients, sources)
     key = key.of("mixture")
+    if options.mixture == "given":
+        return _federate_given(source, options, clients, key, newcomers)
     examples = options.examples or _default_examples(source, clients)
     amount_C = _amounts(options, clients, examples, key)
     mixture = MIXTURE_BUILDERS[options.mixture](sources, options, Clients(amount_C, newcomers), key)
@@ -64,18 +75,51 @@ def federate(
     train = assign(mixture, train_counts_CK, mixture.pools(sources, "train"), key.of("train"))
     test = assign(mixture, test_counts_CK, mixture.pools(sources, "test"), key.of("test"))
     resolved = _described_options(options) | {"clients": clients, "examples": examples}
-    return Federation(
-        gather([each.train for each in sources], mixture.distributions, train),
-        gather([each.test for each in sources], mixture.distributions, test),
-        max(each.classes for each in sources),
-        len(mixture.distributions),
-        describe_partition(sources, resolved, key.seed, mixture.distributions, train, test),
-    )
+    about = sources, resolved, key.seed, mixture.distributions, train, test
+    return build_federation(*about, is_scaled=options.scale == "standard")
+
+
+def default_mixture(sources: Sequence[Source]) -> MixtureName:
+    """Return the mixture of data whose config names none."""
+    first = sources[0]
+    if first.owners is not None:
+        return "given"
+    if len(sources) == 2:
+        return "pair"
+    if len(first.shape) == 3 and first.shape[1] == first.shape[2]:
+        return "rotation"
+    return "dirichlet" if first.classes else "iid"
+
+
+def _federate_given(
+    source: Source, options: DataOptions, clients: int, key: Key, newcomers: int
+) -> Federation:
+    """Return the examples of the clients that the data came with; of more, a random choice."""
+    owners = source.owners
+    assert owners is not None
+    order = np.arange(len(owners.names))
+    if clients < len(order) or newcomers:
+        order = key.of("clients").numpy().permutation(order)[:clients]
+    trained = clients - newcomers
+    chosen = np.concatenate([np.sort(order[:trained]), np.sort(order[trained:])])
+    train, test = (_own_examples(part, chosen) for part in (owners.train, owners.test))
+    resolved = _described_options(options) | {"clients": clients}
+    about = [source], resolved, key.seed, (Distribution("all"),), train, test
+    names = [owners.names[client] for client in chosen]
+    return build_federation(*about, is_scaled=options.scale == "standard", names=names)
+
+
+def _own_examples(owner_N: Indices, clients: Indices) -> Partition:
+    rows = [np.flatnonzero(owner_N == client) for client in clients]
+    start = np.concatenate([[0], np.cumsum([len(own) for own in rows])])
+    index = np.concatenate(rows)
+    return Partition(start, index, np.zeros(len(index), np.int64))
 
 
 def _described_options(options: DataOptions) -> dict[str, Any]:
-    described = options.model_dump(exclude={"name", "second"})
+    described = options.model_dump(exclude=READING)
     unset = [name for name in UNDESCRIBED_UNLESS_SET if described[name] is None]
+    unset += ["scale"] if options.scale == "none" else []
     return {name: value for name, value in described.items() if name not in unset}
 
 
@@ -216,6 +260,12 @@ def _check_mixture_options(options: DataOptions) -> None:
         value = getattr(options, name)
         if value != DataOptions.model_fields[name].default and options.mixture not in mixtures:
             raise _only_for(f"data.{name} = {value}", mixtures, options)
+    for name in NOT_OF_GIVEN if options.mixture == "given" else ():
+        if (value := getattr(options, name)) != DataOptions.model_fields[name].default:
+            raise ConfigError(
+                f"data.{name} = {value}: the data have clients of their own, with the examples "
+                "that they have. Leave it out, or set data.mixture to deal the examples anew."
+            )
     if options.shares in ("pure", "dirichlet") and options.mixture in ONE_DISTRIBUTION:
         raise ConfigError(
             f"data.shares = '{options.shares}': data.mixture = '{options.mixture}' has only one "
@@ -244,6 +294,7 @@ def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]
         )
     if options.mixture != "pair" and len(sources) == 2:
         raise _only_for(f"data.second = '{sources[1].name}'", ["pair"], options)
+    _check_given(options, clients, sources[0])
     available = sum(len(source.train.y) for source in sources)
     if clients > available:
         raise ConfigError(
@@ -251,8 +302,30 @@ def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]
             f"training examples; expected at most one client per example."
         )
     for source in sources:
-        if source.classes == 0 and options.mixture not in ("rotation", "colour", "iid"):
+        if source.classes == 0 and options.mixture not in ("rotation", "colour", "iid", "given"):
             raise DataError(
                 f"data.mixture = '{options.mixture}': '{source.name}' is for regression and has "
                 "no class labels; expected 'iid'."
             )
+        if options.scale == "standard" and source.train.x.dtype == np.uint8:
+            raise DataError(
+                f"data.scale = 'standard': '{source.name}' has images, which are scaled from "
+                "0..255 to [-1, 1]. Leave it out."
+            )
+
+
+def _check_given(options: DataOptions, clients: int, source: Source) -> None:
+    if options.mixture != "given":
+        return
+    if source.owners is None:
+        raise DataError(
+            f"data.mixture = 'given': '{source.name}' has no clients of its own; expected a column "
+            "or an array 'client', or a list, dict or folder of clients."
+        )
+    count = len(source.owners.names)
+    if clients > count:
+        raise ConfigError(
+            f"clients + holdout_clients = {clients}: '{source.name}' has {count} clients of its "
+            f"own; expected at most {count}. Lower clients, or set data.mixture to deal the "
+            "examples anew."
+        )

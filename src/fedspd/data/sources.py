@@ -39,13 +39,31 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Owners:
+    """The clients that the data came with: their names, and the client of each example."""
+
+    names: tuple[str, ...]
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Source:
-    """A dataset in memory; classes = 0 means regression."""
+    """A dataset in memory.
+
+    classes      their number; 0 means regression
+    class_names  their names, where they are not 0, 1, 2, ...
+    owners       whose examples these are, where the data have clients of their own
+    notes        sentences about guesses that could be wrong
+    """
 
     name: str
     train: Examples
     test: Examples
     classes: int
+    class_names: tuple[str, ...] = ()
+    owners: Owners | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,7 +167,13 @@ def reject_pickles(name: str, folder: Path) -> None:
 def fingerprint(source: Source) -> str:
     """Return the SHA-256 of all values of a source, with their types and shapes."""
     digest = hashlib.sha256(str(source.classes).encode())
-    for array in (source.train.x, source.train.y, source.test.x, source.test.y):
+    arrays = [source.train.x, source.train.y, source.test.x, source.test.y]
+    if source.class_names:
+        digest.update(repr(source.class_names).encode())
+    if source.owners is not None:
+        digest.update(repr(source.owners.names).encode())
+        arrays += [source.owners.train, source.owners.test]
+    for array in arrays:
         digest.update(repr((array.dtype.str, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

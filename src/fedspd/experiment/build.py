@@ -1,7 +1,7 @@
 """Build an experiment from its config: data, graph, model, method and plan."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -19,6 +19,7 @@ from fedspd.config import (
     method_options,
 )
 from fedspd.core.algorithm import AnyAlgorithm
+from fedspd.core.augmentation import Augmentation
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, FedspdError
 from fedspd.core.imports import FROM_PYTHON
@@ -27,9 +28,11 @@ from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss, cross_entropy, squared_error
 from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
 from fedspd.core.precision import has_bfloat16
-from fedspd.data.custom import load_source
+from fedspd.data.custom import Reading, load_source
 from fedspd.data.federation import ClientExamples, Federation
+from fedspd.data.labels import Task
 from fedspd.data.partitioning import federate
+from fedspd.data.sources import Source
 from fedspd.experiment.validation import split_validation
 from fedspd.privacy.budget import Budget, Schedule, plan_budget
 from fedspd.privacy.checks import check_model
@@ -56,7 +59,9 @@ def build_experiment(
     """Return the experiment; the user's `data` and `model` replace data.name and model.name."""
     check_custom_options(config)
     key = Key(config.seed)
-    federation = _build_federation(config, data, key)  # first: it refuses too many clients
+    source = load_source(config.data.name if data is None else data, reading=reading_of(config))
+    config = _with_own_clients(config, source)
+    federation = _build_federation(config, source, key)  # first: it refuses too many clients
     network = topology.build_topology(config.topology, config.clients, key)
     algorithm = build_algorithm(config)
     algorithm.check_network(network.at(1).clients, network.at(1).server)
@@ -106,8 +111,29 @@ def model_hash(learner: Learner) -> str:
     return hashlib.sha256(repr(shapes).encode()).hexdigest()
 
 
-def _build_federation(config: ExperimentConfig, data: Any, key: Key) -> Federation:
-    source = load_source(config.data.name if data is None else data)
+def reading_of(config: ExperimentConfig) -> Reading:
+    """Return how the config says to read custom data."""
+    data = config.data
+    tasks: dict[str, Task] = {"cross_entropy": "classes", "squared_error": "regression"}
+    task = tasks.get(config.loss, "auto")
+    return Reading(tuple(data.inputs or ()), data.target, data.client, task)
+
+
+def _with_own_clients(config: ExperimentConfig, source: Source) -> ExperimentConfig:
+    """Let the config have the clients that the data came with, unless it says how many."""
+    is_given = source.owners is not None and config.data.mixture in (None, "given")
+    if not is_given or "clients" in config.model_fields_set or source.owners is None:
+        return config
+    clients = len(source.owners.names) - config.holdout_clients
+    if clients < 1:
+        raise ConfigError(
+            f"holdout_clients = {config.holdout_clients}: '{source.name}' has "
+            f"{len(source.owners.names)} clients; expected fewer."
+        )
+    return config.model_copy(update={"clients": clients})
+
+
+def _build_federation(config: ExperimentConfig, source: Source, key: Key) -> Federation:
     second = load_source(config.data.second) if config.data.second is not None else None
     clients = config.clients + config.holdout_clients
     return federate(source, config.data, clients, key.of("data"), second, config.holdout_clients)
@@ -204,7 +230,9 @@ def build_learner(
         _check_processor(config, device)
     mechanism = None if budget is None else replace(budget.mechanism, source=Source())
     training = config.training.over(config.rounds)
-    about = training, loss, device, getattr(torch, dtype), head, precision, mechanism
+    augmentations = _check_augmentations(config, shape)
+    kind = getattr(torch, dtype)
+    about = training, loss, device, kind, head, precision, mechanism, augmentations
     try:
         learner = Learner(factory, *about)
         _check_output(learner, x, y, classes, name)
@@ -221,6 +249,17 @@ def build_learner(
             f"{name}: it does not work on examples of shape {shape}, with {_reason(error)}"
         ) from error
     return learner
+
+
+def _check_augmentations(
+    config: ExperimentConfig, shape: tuple[int, ...]
+) -> Sequence[Augmentation]:
+    if config.data.augment and len(shape) != 3:
+        raise ConfigError(
+            f"data.augment = {config.data.augment}: examples of shape {shape} are not images of "
+            "[channels, height, width]. Leave it out."
+        )
+    return config.data.augment
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,6 @@ from fedspd.config import ExperimentConfig, config_hash, load, validate
 from fedspd.core.errors import ConfigError, StorageError, WorkerError
 from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
-from fedspd.data.federation import as_inputs
 from fedspd.engines import engine_factory
 from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
@@ -59,8 +58,8 @@ def run(
     """Train a personalised model for every client, and return the result.
 
     config     a config, a tree of its values, or the path of a TOML file; not needed to resume
-    data       arrays (x_train, y_train[, x_test, y_test]), a Source or a map-style dataset;
-               replaces data.name
+    data       arrays (x_train, y_train[, x_test, y_test]), a table, a dataset or a pair of them, or
+               a list or dict of these for each client; replaces data.name
     model      a factory model(shape, classes) -> nn.Module; replaces model.name
     out        the run folder; without it, the records exist as long as the Result
     resume     continue the run in `out` from its last checkpoint; with a config of more rounds,
@@ -139,8 +138,13 @@ def _resumed_config(folder: Path, given: Config | None) -> ExperimentConfig:
 
 
 def _named_as(given: ExperimentConfig, stored: ExperimentConfig) -> ExperimentConfig:
-    """Return the config with the stored names of data and model that were passed as objects."""
+    """Return the config with the stored names of data and model that were passed as objects.
+
+    Without a number of clients, it has that of the data too.
+    """
     tables: dict[str, Any] = {}
+    if "clients" not in given.model_fields_set:
+        tables["clients"] = stored.clients
     if stored.data.name.startswith(FROM_PYTHON):
         tables["data"] = given.data.model_copy(update={"name": stored.data.name})
     if (stored.model.name or "").startswith(FROM_PYTHON):
@@ -296,8 +300,9 @@ class _Training:
         self._save(Progress(t, is_final=True, stopped=done.stopped))
 
     def _warnings(self) -> list[str]:
+        """Return what to know of the method and the data before trusting the scores."""
         plan, config = self.experiment.plan, self.experiment.config
-        found = plan.algorithm.warnings(config.rounds)
+        found = [*self.experiment.federation.notes, *plan.algorithm.warnings(config.rounds)]
         if config.privacy.is_on:
             found = [*found, *delta_warning(config.privacy, int(plan.train.counts_C.min()))]
         return found
@@ -351,6 +356,12 @@ class Result:
         """The mixture weights of every client, by cluster."""
         return np.array(self.summary["clients"]["mixture"], dtype=float)
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes in the order of a model's outputs; none in a regression."""
+        federation = self.experiment.federation
+        return list(federation.class_names or map(str, range(federation.classes)))
+
     def history(self) -> list[Json]:
         """Return the mean accuracy of every evaluated round, and what it had cost until then.
 
@@ -387,10 +398,10 @@ class Result:
     def predict(self, client: int, x: Any) -> Tensor:
         """Return the outputs of the client's model for examples x, as they are in the dataset.
 
-        x is an array, a tensor or a list. Images of integers are scaled as in training.
+        x is an array, a tensor or a list. It is scaled as the client's training examples were.
         """
         runner = self._runner(client)
-        inputs = as_inputs(x, self.experiment.federation.shape)
+        inputs = self.experiment.federation.inputs(client, x)
         return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [inputs])[0]
 
     def model(self, client: int) -> nn.Module:

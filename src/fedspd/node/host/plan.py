@@ -5,7 +5,7 @@ import numpy as np
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, DataError
 from fedspd.core.keys import Key
-from fedspd.data.custom import load_source
+from fedspd.data.custom import Reading, load_source
 from fedspd.data.federation import Distribution, Partition, gather
 from fedspd.data.sources import Examples, Source
 from fedspd.experiment.build import build_algorithm, build_experiment, build_learner
@@ -17,7 +17,7 @@ from fedspd.runtime.plan import Plan
 def build_plan(bundle: Bundle, data: str | None) -> Plan:
     """Return the node's plan on its own data, or on those that a simulation would assign to it."""
     if data is not None:
-        plan = _build_own_plan(bundle, load_source(data))
+        plan = _build_own_plan(bundle, load_source(data, reading=Reading(is_numbered=True)))
     else:
         plan = _build_simulated_plan(bundle)
     _check_method(bundle.manifest, plan)

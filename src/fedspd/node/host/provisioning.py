@@ -283,12 +283,17 @@ def _build_learner(
     import torch
 
     from fedspd.data.custom import load_source
-    from fedspd.experiment.build import build_learner
+    from fedspd.experiment.build import build_learner, reading_of
 
+    if config.data.scale != "none":
+        raise ConfigError(
+            f"data.scale = '{config.data.scale}': not in a network of nodes. Leave it out, and "
+            "scale the data on the devices."
+        )
     if example is not None:
         return *example, build_learner(config, *example)
     names = (config.data.name, config.data.second)
-    sources = [load_source(name) for name in names if name is not None]
+    sources = [load_source(name, reading=reading_of(config)) for name in names if name is not None]
     train, shape = sources[0].train, sources[0].shape
     classes = max(source.classes for source in sources)
     two_examples = torch.tensor(train.x[:2]), torch.tensor(train.y[:2])

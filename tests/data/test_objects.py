@@ -1,0 +1,122 @@
+"""Tables, Hugging Face datasets and sparse matrices, with the real packages."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from PIL import Image
+
+import fedspd
+from fedspd.core.errors import DataError
+from fedspd.data.arrays import Reading
+from fedspd.data.custom import load_source
+from fedspd.data.partitioning import default_mixture
+
+datasets = pytest.importorskip("datasets")
+
+X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+Y = np.arange(20) % 2
+TABLE = pd.DataFrame(X, columns=["a", "b", "c"]).assign(kind=np.array(["no", "yes"])[Y])
+READ = Reading(target="kind")
+
+
+def test_sparse_matrix_is_read_as_a_dense_one():
+    for matrix in (scipy.sparse.csr_matrix(X), scipy.sparse.coo_array(X)):
+        source = load_source((matrix, Y))
+        assert source.train.x.dtype == np.float32
+        assert set(source.train.x[:, 0]) <= set(X[:, 0])
+    wide = scipy.sparse.csr_matrix((2_000_000, 1_000))
+    with pytest.raises(DataError, match=r"x_train: 2000000 x 1000 numbers take 8 GB once they are"):
+        load_source((wide, np.zeros(2_000_000, int)))
+
+
+def test_table_has_its_columns_by_name():
+    source = load_source(TABLE, reading=READ)
+    assert (source.shape, source.class_names) == ((3,), ("no", "yes"))
+    chosen = load_source(TABLE, reading=Reading(("c", "a"), "kind"))
+    assert chosen.shape == (2,)
+    assert set(chosen.train.x[:, 1]) <= set(X[:, 0])
+    assert load_source((TABLE, TABLE[:5]), reading=READ).test.y.tolist() == [0, 1, 0, 1, 0]
+    assert load_source((TABLE[["a", "b"]], TABLE["kind"])).shape == (2,)
+    category = TABLE.assign(kind=TABLE.kind.astype("category"))
+    assert load_source(category, reading=READ).class_names == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("table", "reading", "sentence"),
+    [
+        (TABLE, Reading(), "none of the columns a, b, c, kind is called label.* with data.target"),
+        (TABLE, Reading(target="knd"), "data.target = 'knd': data has no such column; did you mea"),
+        (TABLE, Reading(("d",), "kind"), "data.inputs = 'd': data has no such column; expected on"),
+        (TABLE, Reading((), "kind", "who"), "data.client = 'who': data has no such column"),
+        (TABLE, Reading(target="a"), "the column 'kind' has values such as 'no'; expected numbers"),
+        (TABLE.assign(b=np.nan), READ, "20 values of the column 'b' are missing, the first in row"),
+        (TABLE[["kind"]], READ, "only the column 'kind'; expected columns of inputs"),
+        (TABLE[:0], READ, "data: no rows; expected one for each example"),
+    ],
+)
+def test_table_that_cannot_be_read_is_refused(table, reading, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load_source(table, reading=reading)
+
+
+def test_damaged_tables_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
+    for name in ("a.csv", "a.parquet", "none.csv"):
+        with pytest.raises(DataError, match=f"{name}': (not a|cannot be read)"):
+            load_source(tmp_path / name)
+
+
+FEATURES = {"img": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "owl"])}
+
+
+def images():
+    pictures = [Image.fromarray(np.full((4, 4), i, np.uint8)) for i in range(20)]
+    columns = {"img": pictures, "kind": Y.tolist()}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(FEATURES))
+
+
+def test_hugging_face_images_and_labels_are_found():
+    source = load_source(images())
+    assert (source.shape, source.train.x.dtype) == ((1, 4, 4), np.uint8)
+    assert source.class_names == ("cat", "owl")
+    np.testing.assert_array_equal(source.train.x[:, 0, 0, 0] % 2, source.train.y)
+    split = load_source(images().train_test_split(0.25, seed=0))
+    assert (len(split.train.y), len(split.test.y)) == (15, 5)
+    by_client = load_source(images().add_column("who", [i % 4 for i in range(20)]))
+    assert by_client.owners is None
+    reading = Reading(client="who")
+    added = load_source(images().add_column("who", [i % 4 for i in range(20)]), reading=reading)
+    assert added.owners.names == ("0", "1", "2", "3")
+
+
+def test_hugging_face_numbers_are_read():
+    rows = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+    assert load_source(rows).shape == (3,)
+    columns = datasets.Dataset.from_dict({"a": X[:, 0], "b": X[:, 1], "label": Y})
+    assert load_source(columns).shape == (2,)
+    text = datasets.Dataset.from_dict({"text": ["a", "b"] * 10, "label": Y})
+    with pytest.raises(DataError, match=r"the column 'text' has values such as 'a'; expected num"):
+        load_source(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "mixture"),
+    [
+        ("digits", "rotation"),
+        ((X, Y), "dirichlet"),
+        ((X, X[:, 0]), "iid"),
+        (TABLE.assign(label=Y, client=Y).drop(columns="kind"), "given"),
+    ],
+)
+def test_default_mixture_fits_the_data(data, mixture):
+    assert default_mixture([load_source(data)]) == mixture
+
+
+def test_mixture_that_does_not_fit_names_those_that_do():
+    sentence = "expected square images. Other examples fit 'permutation', 'parity', 'dirichlet', "
+    with pytest.raises(DataError, match=sentence):
+        fedspd.run({"clients": 2, "data": {"mixture": "rotation"}}, data=(X, Y))
+    with pytest.raises(DataError, match=r"square images. Other examples fit 'iid'"):
+        fedspd.run({"clients": 2, "data": {"mixture": "rotation"}}, data=(X, X[:, 0]))
