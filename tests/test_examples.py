@@ -67,6 +67,9 @@ def test_suite_runs_every_example():
         "own_function",
         "callback",
         "regression",
+        "own_clients",
+        "own_text",
+        "own_sensors",
     }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == run_here
     assert {path.stem for path in CONFIGS} == {
@@ -110,6 +113,26 @@ def test_own_arrays_score_every_client(tmp_path):
         sum(scores[:-1]) / 8, abs=0.6
     )  # the clients' are rounded to whole numbers
     assert scores[-1] > 85  # guessing the larger class: 63 %
+
+
+def test_own_clients_are_those_of_the_table(tmp_path):
+    *clients, mean, first = run_example("own_clients", tmp_path).splitlines()
+    assert [line.partition(":")[0] for line in clients] == [f"cellar {i}" for i in range(6)]
+    assert percentages(mean)[0] > 85  # guessing: 40 %
+    assert first == "The first wine is a Barolo."
+
+
+def test_own_text_is_learned_as_bags_and_as_embeddings(tmp_path):
+    bags, embeddings = run_example("own_text", tmp_path).splitlines()
+    assert bags.endswith("classes food, music, sport")
+    assert percentages(bags)[0] > 90
+    assert percentages(embeddings)[0] > 90
+
+
+def test_own_sensors_need_the_scale_of_their_device(tmp_path):
+    plain, scaled = map(percentages, run_example("own_sensors", tmp_path).splitlines())
+    assert scaled[0] > 80  # guessing: 33 %
+    assert scaled[0] > plain[0] + 5
 
 
 def test_callback_prints_every_round_and_fedspd_beats_local_only_training(tmp_path):

@@ -40,6 +40,6 @@ def test_augmented_run_does_not_depend_on_workers(method):
 
 
 def test_augmentation_of_tables_is_refused():
+    config = {"clients": 2, "data": {"augment": ["flip"]}}
     with pytest.raises(fedspd.FedspdError, match=r"data.augment = \['flip'\]: examples of shape"):
-        config = {"clients": 2, "data": {"augment": ["flip"]}}
         fedspd.run(config, data=(torch.rand(40, 3), torch.arange(40) % 2))

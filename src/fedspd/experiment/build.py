@@ -28,11 +28,11 @@ from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss, cross_entropy, squared_error
 from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
 from fedspd.core.precision import has_bfloat16
+from fedspd.data import sources
 from fedspd.data.custom import Reading, load_source
 from fedspd.data.federation import ClientExamples, Federation
 from fedspd.data.labels import Task
 from fedspd.data.partitioning import federate
-from fedspd.data.sources import Source
 from fedspd.experiment.validation import split_validation
 from fedspd.privacy.budget import Budget, Schedule, plan_budget
 from fedspd.privacy.checks import check_model
@@ -119,7 +119,7 @@ def reading_of(config: ExperimentConfig) -> Reading:
     return Reading(tuple(data.inputs or ()), data.target, data.client, task)
 
 
-def _with_own_clients(config: ExperimentConfig, source: Source) -> ExperimentConfig:
+def _with_own_clients(config: ExperimentConfig, source: sources.Source) -> ExperimentConfig:
     """Let the config have the clients that the data came with, unless it says how many."""
     is_given = source.owners is not None and config.data.mixture in (None, "given")
     if not is_given or "clients" in config.model_fields_set or source.owners is None:
@@ -133,7 +133,7 @@ def _with_own_clients(config: ExperimentConfig, source: Source) -> ExperimentCon
     return config.model_copy(update={"clients": clients})
 
 
-def _build_federation(config: ExperimentConfig, source: Source, key: Key) -> Federation:
+def _build_federation(config: ExperimentConfig, source: sources.Source, key: Key) -> Federation:
     second = load_source(config.data.second) if config.data.second is not None else None
     clients = config.clients + config.holdout_clients
     return federate(source, config.data, clients, key.of("data"), second, config.holdout_clients)

@@ -82,9 +82,10 @@ def _title(comparison: Comparison) -> str:
 def _lead(comparison: Comparison) -> str:
     """Return the settings that are the same in all runs, and the highest accuracy."""
     config, partition = comparison.runs[0].config, comparison.runs[0].partition
+    mixture = config["data"].get("mixture") or partition["options"]["mixture"]
     facts = {
         "data.name": f"data {config['data']['name']}",
-        "data.mixture": f"mixture {partition['options']['mixture']}",
+        "data.mixture": f"mixture {mixture}",
         "clients": _count(config["clients"], "clients"),
         **({"clusters": f"clusters {config['clusters']}"} if "clusters" in config else {}),
         "rounds": _count(config["rounds"], "rounds"),
