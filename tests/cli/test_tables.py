@@ -44,7 +44,7 @@ def comparison():
         seeds=[0],
         accuracy=Interval(0.925, None),
         difference=None,
-        spread=0.066,
+        std=0.066,
         worst=0.821,
         before=unknown,
         test_loss=unknown,

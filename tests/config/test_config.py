@@ -166,7 +166,7 @@ def test_split_arguments_rejects_a_second_config_file():
         ),
         ("=3", "'=3': not an override; expected KEY=VALUE"),
         ("rounds.x=3", 'rounds = {"x": 3}: expected an integer.'),
-        ("data=mnist", 'data = "mnist": expected a table with the keys name, second, mixture, '),
+        ("data=mnist", 'data = "mnist": expected a table with the keys name, inputs, target, '),
         (
             "model=mlp",
             'model = "mlp": expected a table with the keys name, small, norm, hidden, head.',

@@ -222,3 +222,16 @@ def test_scale_is_that_of_each_clients_training_examples():
 def test_scale_of_images_is_refused():
     with pytest.raises(DataError, match=r"data.scale = 'standard': 'digits' has images"):
         fedspd.run(CONFIG | {"data": {"scale": "standard"}})
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"a": own("ann"), "b": (X[:0], Y[:0])}, "client 'b': no examples. Give it some, or"),
+        ({"a": own("ann"), "b": (X, Y[:9])}, "client 'b': 60 examples and 9 targets; expected"),
+        (pd.concat([TABLE, TABLE[["a"]]], axis=1), "data: two columns are called 'a'; expected"),
+    ],
+)
+def test_mistakes_name_their_client_or_column(data, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load_source(data)

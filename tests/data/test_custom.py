@@ -91,7 +91,7 @@ NOT_FINITE[4, 1] = np.nan
         ((X, NOT_FINITE[:, 1]), "y_train: a value of example 4 is not finite"),
         ((X[:, 0], Y), r"x_train: shape \(10,\); expected \[n, \.\.\.\]"),
         ((np.zeros((10, 32, 32, 3), np.uint8), Y), "seems to have the channels last"),
-        ((np.array([["a"]] * 10), Y), "x_train: type <U1; expected numbers"),
+        ((np.array([["a"]] * 10), Y), "x_train: strings, such as 'a'; expected numbers"),
         ((X, Y, X[:, :2], Y), r"x_test: examples of shape \(2,\) .*; expected \(4,\)"),
         ((X, Y, X.astype(np.float64), Y), "x_test: .* float64; expected .* float32"),
         ((X, Y, X), "only one of x_test and y_test"),

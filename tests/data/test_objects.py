@@ -120,3 +120,26 @@ def test_mixture_that_does_not_fit_names_those_that_do():
         fedspd.run({"clients": 2, "data": {"mixture": "rotation"}}, data=(X, Y))
     with pytest.raises(DataError, match=r"square images. Other examples fit 'iid'"):
         fedspd.run({"clients": 2, "data": {"mixture": "rotation"}}, data=(X, X[:, 0]))
+
+
+def test_targets_among_the_inputs_are_refused():
+    with pytest.raises(DataError, match=r"data.inputs: 'kind' is the column of the targets"):
+        load_source(TABLE, reading=Reading(("a", "kind"), "kind"))
+
+
+def test_pair_of_pairs_is_training_and_test():
+    source = load_source(((X, tuple(Y)), (X[:3], Y[:3])))
+    assert (len(source.train.y), len(source.test.y)) == (20, 3)
+
+
+def test_text_is_refused_with_a_way_to_encode_it():
+    with pytest.raises(
+        DataError, match=r"^x_train: strings, such as 'good'; expected numbers. Enc"
+    ):
+        load_source((["good", "bad"] * 10, Y))
+
+
+def test_single_class_is_noted():
+    assert load_source((X, np.ones(20, int))).notes == (
+        "y: all labels are '1', so there is nothing to learn.",
+    )

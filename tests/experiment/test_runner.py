@@ -1,6 +1,7 @@
 """fedspd.run, as in a notebook: its arguments, its result, and what it leaves alone."""
 
 import gc
+import shutil
 import subprocess
 import sys
 import threading
@@ -185,7 +186,7 @@ def test_result_model_keeps_its_type_and_its_batchnorm_statistics():
 
 
 def test_result_refuses_a_client_that_does_not_exist(result):
-    with pytest.raises(ConfigError, match="client = 4: expected 0 to 3"):
+    with pytest.raises(ConfigError, match="client = 4: expected an integer from 0 to 3"):
         result.model(4)
 
 
@@ -372,3 +373,20 @@ def test_run_refuses_callbacks_that_are_none(callbacks, tmp_path):
 def test_run_refuses_what_it_could_not_do(settings, sentence):
     with pytest.raises(fedspd.FedspdError, match=sentence):
         fedspd.run(TINY | settings)
+
+
+def test_resume_refuses_the_checkpoint_of_another_run(own, tmp_path):
+    fedspd.run(OWN | {"clients": 2}, data=ARRAYS, model=net, out=tmp_path / "b")
+    shutil.copytree(own.folder, tmp_path / "own")
+    shutil.rmtree(tmp_path / "own" / "checkpoints")
+    shutil.copytree(tmp_path / "b" / "checkpoints", tmp_path / "own" / "checkpoints")
+    with pytest.raises(StorageError, match=r"round-000003': the checkpoint of another run. Resto"):
+        fedspd.run(out=tmp_path / "own", data=ARRAYS, model=net, resume=True)
+
+
+def test_resume_refuses_a_run_json_without_hashes(own, tmp_path):
+    shutil.copytree(own.folder, tmp_path / "a")
+    for content, sentence in (("{}", "format = null"), ('{"format": 1}', "it has no 'config'")):
+        (tmp_path / "a" / "run.json").write_text(content)
+        with pytest.raises(StorageError, match=sentence):
+            fedspd.run(out=tmp_path / "a", data=ARRAYS, model=net, resume=True)

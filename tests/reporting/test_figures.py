@@ -355,3 +355,17 @@ def test_layout_of_a_line_stays_a_line() -> None:
     place_N2 = figures._fill(np.array([[0.0, 0.0], [1.0, 0.01], [2.0, 0.0]]))
     assert np.allclose(place_N2[:, 0], [-1, 0, 1])
     assert np.abs(place_N2[:, 1]).max() < 0.02
+
+
+def test_error_bars_stay_within_the_axes():
+    figure = figures.draw_accuracy_by_value("clusters", {"": {"fedspd": [(1, 0.95, 0.4)]}})
+    (bars,) = figure.axes[0].collections
+    (low, high) = bars.get_segments()[0][:, 1]
+    assert (low, high) == pytest.approx((55, 100))
+
+
+def test_network_shows_the_numbers_of_few_clients():
+    figure = figures.draw_network([(0, 1), (1, 2)], None, 3)
+    assert {text.get_text() for text in figure.axes[0].texts} == {"0", "1", "2"}
+    many = figures.draw_network([(i, i + 1) for i in range(99)], None, 100)
+    assert not many.axes[0].texts

@@ -16,7 +16,7 @@ def test_row_has_the_means_over_seeds(three_seeds, compare):
     assert fedavg.seeds == [0, 1, 2]
     assert fedavg.accuracy == Interval(pytest.approx(0.7), pytest.approx(0.1 * HALF))
     assert fedavg.before.mean == pytest.approx(0.6)
-    assert (fedavg.spread, fedavg.worst) == (pytest.approx(0.1), pytest.approx(0.6))
+    assert (fedavg.std, fedavg.worst) == (pytest.approx(0.1), pytest.approx(0.6))
     assert (fedavg.multicast, fedavg.point_to_point) == (1000, 2000)
     assert (fedavg.models, fedavg.seconds, fedavg.test_loss.mean) == (12, 1.5, 1.5)
 

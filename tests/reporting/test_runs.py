@@ -70,3 +70,30 @@ def test_run_stands_for_every_point_that_its_sweep_gives_it(write_run, write_poi
         ("local", 2),
     ]
     assert rows[3].difference.mean == pytest.approx(0)
+
+
+@pytest.mark.parametrize("name", ["run.json", "partition.json", "result.json"])
+def test_report_refuses_an_empty_document(write_run, name):
+    folder = write_run("a")
+    (folder / name).write_text("{}" if name != "run.json" else '{"format": 1}')
+    with pytest.raises(StorageError, match=rf"{name}' is damaged: it has no '\w+'. Restore it"):
+        read_runs([folder])
+
+
+def test_report_refuses_an_empty_comparison(write_run, tmp_path):
+    write_run("c/a")
+    (tmp_path / "c" / "compare.json").write_text("{}")
+    with pytest.raises(StorageError, match=r"compare.json' is damaged: it has no 'points'"):
+        read_runs([tmp_path / "c"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "left"),
+    [(0, "0 of 2 rounds and not the final phase"), (1, "1 of 2 rounds and not"), (2, "2 of 2")],
+)
+def test_report_refuses_half_of_the_events(write_run, lines, left):
+    folder = write_run("a")
+    events = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    (folder / "events.jsonl").write_text("".join(events[:lines]))
+    with pytest.raises(StorageError, match=rf"events.jsonl' is damaged: {left}"):
+        read_runs([folder])

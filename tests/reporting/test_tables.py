@@ -81,3 +81,12 @@ def test_columns_show_distributions_and_hurt_clients(write_run, compare):
     assert texts["smallest distribution"] == ["90.0", "–"]
     assert texts["hurt (%)"] == ["50.0", "–"]
     assert "ARI" not in texts
+
+
+def test_few_bytes_are_not_shown_as_none():
+    assert [tables.format_megabytes(count) for count in (0, 12_345, 99_000, 250_000)] == [
+        "0.0",
+        "0.012",
+        "0.099",
+        "0.2",
+    ]

@@ -12,7 +12,12 @@ from importlib import resources
 from pathlib import Path
 
 from fedspd.cli.running import new_folder
-from fedspd.cli.tables import comparison_table, fits_console, wide_console
+from fedspd.cli.tables import (
+    comparison_table,
+    explain_intervals,
+    fits_console,
+    wide_console,
+)
 from fedspd.comparison import advice
 from fedspd.comparison.jobs import Job, choose_methods, list_jobs, parse_grid
 from fedspd.comparison.progress import ComparisonProgress
@@ -128,6 +133,8 @@ def _show(
         print(f"fedspd: {note}", file=sys.stderr)
     console = wide_console(is_stderr=as_json)
     console.print(comparison_table(comparison, partial(fits_console, console)))
+    if words := explain_intervals(comparison):
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
     for alarm in comparison.alarms:
         console.print(alarm, style="yellow", markup=False)
     if given:

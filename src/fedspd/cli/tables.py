@@ -126,6 +126,17 @@ def comparison_table(comparison: Comparison, fits: Fits) -> Table:
     return _comparison_table(comparison, columns[:2], metric)
 
 
+def explain_intervals(comparison: Comparison) -> str | None:
+    """Return what ± means in the table, and how much it says; None if no row has one."""
+    seeds = sorted({len(row.seeds) for row in comparison.rows} - {1})
+    if not seeds:
+        return None
+    words = "± is half of the 95 % confidence interval over seeds (Student's t)."
+    if seeds[0] == 2:
+        words += " Two seeds say little: such an interval is 12.7 standard errors to each side."
+    return words
+
+
 def _comparison_table(comparison: Comparison, columns: list[Column], metric: str) -> Table:
     table = Table(
         title=f"Test {metric} and cost",

@@ -16,6 +16,7 @@ EXPECTED = {
     "finite_number": "a finite number",
     "string_type": "a string",
     "bool_type": "true or false",
+    "list_type": "a list",
 }
 
 Location = Sequence[int | str]

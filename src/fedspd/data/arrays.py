@@ -149,6 +149,12 @@ def from_clients(
 
 def _append(columns: _Columns, part: Part, client: str) -> None:
     x, y = as_array(part.x, f"client '{client}', x"), as_array(part.y, f"client '{client}', y")
+    if len(x) != len(y):
+        raise DataError(
+            f"client '{client}': {len(x)} examples and {len(y)} targets; expected as many of each."
+        )
+    if not len(y):
+        raise DataError(f"client '{client}': no examples. Give it some, or leave it out.")
     columns.x.append(x)
     columns.y.append(y)
     columns.client += [client] * len(y)
@@ -222,6 +228,11 @@ def _dense(matrix: Any, name: str) -> NDArray[Any]:
 def as_inputs(values: Any, name: str) -> NDArray[Any]:
     """Return inputs as images or floating-point numbers."""
     x = as_array(values, name)
+    if x.dtype.kind in "US":
+        raise DataError(
+            f"{name}: strings, such as {str(x.ravel()[0])[:40]!r}; expected numbers. Encode text "
+            "first, for example with scikit-learn's CountVectorizer."
+        )
     if x.ndim < 2 or 0 in x.shape[1:]:
         raise DataError(
             f"{name}: shape {x.shape}; expected [n, ...], with at least one value per example."

@@ -74,6 +74,8 @@ def _parts(spec: Any, reading: Reading, where: str) -> tuple[Part, Part | None]:
         return _pair(pair, reading, where)
     if isinstance(spec, tuple) and len(spec) == 2 and _are_datasets(spec):
         return _pair(spec, reading, where)
+    if isinstance(spec, tuple) and len(spec) == 2 and all(map(_is_pair_of_arrays, spec)):
+        return Part(*spec[0]), Part(*spec[1])
     if isinstance(spec, tuple) and len(spec) in (2, 4) and all(map(_is_array_like, spec)):
         return Part(*spec[:2]), Part(*spec[2:]) if len(spec) == 4 else None
     if is_dataset(spec):
@@ -98,8 +100,12 @@ def _are_datasets(spec: tuple[Any, ...]) -> bool:
     return all(is_dataset(each) and not _is_array_like(each) for each in spec)
 
 
+def _is_pair_of_arrays(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_array_like, value))
+
+
 def _is_array_like(value: object) -> bool:
-    is_known = isinstance(value, np.ndarray | torch.Tensor | list)
+    is_known = isinstance(value, np.ndarray | torch.Tensor | list | tuple)
     return is_known or hasattr(value, "toarray") or hasattr(value, "to_numpy")
 
 

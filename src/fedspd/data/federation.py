@@ -173,6 +173,8 @@ def as_inputs(x: Any, shape: tuple[int, ...]) -> Tensor:
         is_number = False
     if not is_number:
         raise DataError("x: not an array of numbers; expected examples of one shape.")
+    if array.shape[1:] == shape[1:] and shape[0] == 1 and array.ndim == len(shape) > 2:
+        array = array[:, None]  # grey images without their channel
     if array.shape[1:] != shape:
         raise DataError(
             f"x: shape {array.shape}; expected [n, ...] with examples of shape {shape}."

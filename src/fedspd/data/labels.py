@@ -46,6 +46,8 @@ def find_targets(
         )
     found, values = _coded(parts, everything)
     notes = [_note_floats(values)] if is_float and task == "auto" else []
+    if len(values) == 1:
+        notes.append(f"y: all labels are '{values[0]}', so there is nothing to learn.")
     _check_likely(values, len(everything))
     return found, values, notes
 

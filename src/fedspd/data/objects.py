@@ -89,11 +89,15 @@ def table_parts(table: Any, reading: Reading, where: str) -> Parts:
     table = table.set_axis(names, axis=1)
     if not len(table):
         raise DataError(f"{where}: no rows; expected one for each example.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{where}: two columns are called '{twice}'; expected each name once.")
     has_split = SPLIT in names and set(table[SPLIT].unique()) == {"train", "test"}
     others = [name for name in names if name != SPLIT or not has_split]
     target, client = _target(others, reading, where), _client(others, reading, where)
     for name in reading.inputs:
         _chosen(name, others, "inputs", where)
+    _check_leak(reading, target)
     inputs = list(reading.inputs) or [name for name in others if name not in (target, client)]
     if not inputs:
         raise DataError(f"{where}: only the column '{target}'; expected columns of inputs.")
@@ -106,6 +110,13 @@ def table_parts(table: Any, reading: Reading, where: str) -> Parts:
     if has_split:
         return part(table[table[SPLIT] == "train"]), part(table[table[SPLIT] == "test"])
     return part(table), None
+
+
+def _check_leak(reading: Reading, target: str) -> None:
+    if target in reading.inputs:
+        raise DataError(
+            f"data.inputs: '{target}' is the column of the targets. Leave it out of the inputs."
+        )
 
 
 def _table_inputs(table: Any, names: Sequence[str], where: str) -> NDArray[Any]:
@@ -147,6 +158,7 @@ def hugging_face_part(dataset: Any, reading: Reading, where: str) -> Part:
     target = reading.target or (labelled[0] if len(labelled) == 1 else None)
     target = _chosen(target, names, "target", where) or _target(names, reading, where)
     client = _client(names, reading, where)
+    _check_leak(reading, target)
     inputs = _hugging_face_inputs(names, kinds, reading, {target, client}, where)
     classes = tuple(getattr(dataset.features[target], "names", None) or ())
     if len(inputs) == 1 and kinds.get(inputs[0]) == "Image":

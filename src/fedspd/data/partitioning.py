@@ -45,7 +45,7 @@ ONE_DISTRIBUTION = ("dirichlet", "shards", "iid", "given")  # mixtures without p
 NOT_OF_GIVEN = ("examples", "test_examples", "imbalance")  # the clients have what they have
 # Left out of the description if not set, so that partitions from before keep their hash.
 UNDESCRIBED_UNLESS_SET = ("populations", "rotations", "swap")
-READING = {"name", "second", "inputs", "target", "client", "augment"}  # the hash is of the data
+READING = {"name", "second", "inputs", "target", "client", "augment", "validation"}
 
 
 def federate(

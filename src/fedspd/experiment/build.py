@@ -283,11 +283,13 @@ def _check_output(learner: Learner, x: Tensor, y: Tensor | None, classes: int, n
     meaning, expected = "the shape of the targets", found if y is None else tuple(y.shape)
     if classes:
         meaning, expected = "a column for each class", (len(x), classes)
+    is_built_in = not classes and found == (len(x),)
+    hint = " Pass targets of shape [n], or a model of your own." if is_built_in else ""
     has_more_columns = bool(classes) and len(found) == 2 and found[1] > classes
     if found != expected and not has_more_columns:
         raise ConfigError(
             f"{name}: its output for {len(x)} examples has shape {found}; "
-            f"expected {expected}, {meaning}."
+            f"expected {expected}, {meaning}.{hint}"
         )
 
 

@@ -14,7 +14,7 @@ from fedspd.core.errors import StorageError
 from fedspd.core.keys import Key
 from fedspd.experiment.build import Experiment, model_hash
 from fedspd.storage.atomic import Json
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import RESTORE, RunFolder
 
 PACKAGES = ("fedspd", "torch", "numpy", "scipy")
 
@@ -73,7 +73,11 @@ def extend(run_folder: RunFolder, experiment: Experiment) -> RunFolder:
     run_folder.lock()
     before = run_folder.read("run.json")
     rounds = [*before.get("continued_from", []), before["config"]["rounds"]]
-    changes = {"hashes": _hashes(experiment), "config": as_dict(config), "continued_from": rounds}
+    changes = {
+        "hashes": _hashes(experiment),
+        "config": as_dict(config),
+        "continued_from": rounds,
+    }
     run_folder.reopen()
     run_folder.write("run.json", {**before, **changes})
     run_folder.write("config.toml", as_toml(config))
@@ -86,8 +90,11 @@ def check_same(
     names: Sequence[str] = ("data", "model", "config"),
 ) -> None:
     """Refuse to resume a run with another config, data or model than it was started with."""
-    before, now = run_folder.read("run.json")["hashes"], _hashes(experiment)
+    before, now = run_folder.read_complete("run.json").get("hashes", {}), _hashes(experiment)
     for name in names:
+        if name not in before:
+            path = run_folder.folder / "run.json"
+            raise StorageError(f"'{path}' is damaged: it has no hash of the {name}. {RESTORE}")
         if before[name] != now[name]:
             raise StorageError(
                 f"'{run_folder.folder}': the run was started with another {name} (hash "
@@ -97,6 +104,7 @@ def check_same(
 
 
 def _hashes(experiment: Experiment) -> dict[str, str]:
+    """Return what makes two runs the same: the hashes of their data, model and config."""
     return {
         "data": experiment.federation.description["hash"],
         "model": model_hash(experiment.plan.learner),

@@ -32,7 +32,7 @@ from fedspd.privacy.budget import delta_warning, describe
 from fedspd.privacy.ledger import RunLedger, round_entry
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import RESTORE, RunFolder
 
 Config = ExperimentConfig | Mapping[str, Any] | str | Path
 CHECKPOINT_SHARE = 0.05  # of the time goes into checkpoints, at most
@@ -222,6 +222,8 @@ class _Training:
             self._restore_ledger()
             return Progress(0)
         folder, content = latest
+        if content.get("data", self._data_hash) != self._data_hash:
+            raise StorageError(f"'{folder}': the checkpoint of another run. {RESTORE}")
         self.engine.load(folder)
         self.run_folder.rewind(content["events"])
         self._restore_ledger()
@@ -229,6 +231,10 @@ class _Training:
             self.best.restore(content["best"])
         is_final = content.get("is_final", content["round"] > self.experiment.config.rounds)
         return Progress(int(content["round"]), is_final, content.get("stopped"))
+
+    @property
+    def _data_hash(self) -> str:
+        return str(self.experiment.federation.description["hash"])
 
     def _restore_ledger(self) -> None:
         if self.ledger is not None:
@@ -318,7 +324,7 @@ class _Training:
 
     def _save(self, done: "Progress") -> None:
         best = {} if self.best is None else {"best": self.best.as_json()}
-        content = {**dataclasses.asdict(done), **best}
+        content = {**dataclasses.asdict(done), "data": self._data_hash, **best}
         kept = 2 if done.is_final else 1  # further rounds start before the final phase
         with self.run_folder.checkpoint(done.round, content, kept) as folder:
             self.engine.save(folder)
@@ -418,7 +424,7 @@ class Result:
         """Return a runner with the client's state from the last checkpoint."""
         clients = self.experiment.plan.clients
         if not isinstance(client, int | np.integer) or not 0 <= client < clients:
-            raise ConfigError(f"client = {client}: expected 0 to {clients - 1}.")
+            raise ConfigError(f"client = {client!r}: expected an integer from 0 to {clients - 1}.")
         runner = BlockRunner(
             self.experiment.plan.select_clients(range(int(client), int(client) + 1))
         )

@@ -40,6 +40,7 @@ EDGE = 1.15  # layouts fill the square from -1 to 1
 SEPARATION_STEPS = 50
 LEAST_ASPECT = 0.3  # of a layout that is stretched to a square
 LEAST_SHARE = 0.005  # of a mixture that is drawn
+NUMBERED_AT_MOST = 60  # clients; the numbers of more hide each other
 DRAWN_AT_MOST = 300  # clients; of more, distributions are drawn
 SHARE_BINS = [i / 20 for i in range(21)]
 DEGREE_BINS = 30  # at most
@@ -132,7 +133,7 @@ def positions(values: Sequence[Any]) -> dict[Any, float]:
 
 def draw_line(axes: Axes, label: str, line: Sequence[Sequence[float]], i: int) -> None:
     x, mean, half = np.array(line).T
-    error = 100 * np.nan_to_num(half)
+    error = _bars(mean, half)
     style: dict[str, Any] = {"color": tint(i), "linestyle": _dash(i), "marker": "o"}
     size: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, "capsize": 3}
     axes.errorbar(x, 100 * mean, yerr=error, label=label, **style, **size)
@@ -150,11 +151,17 @@ def draw_curve(axes: Axes, method: str, curve: Curve, i: int) -> None:
         axes.fill_between(x, mean - spread, mean + spread, **band)
 
 
+def _bars(mean: Points, half: Points) -> Points:
+    """Return the lengths of error bars down and up, in per cent: none leaves 0 to 100."""
+    percent, error = 100 * mean, 100 * np.nan_to_num(half)
+    return np.clip([np.minimum(error, percent), np.minimum(error, 100 - percent)], 0, None)
+
+
 def _draw_final(axes: Axes, x: float, mean: float, half: float, colour: str) -> None:
     if np.isfinite(mean):
-        error = 100 * np.nan_to_num(half)
+        error = _bars(np.array([mean]), np.array([half]))
         style: dict[str, Any] = {"marker": "D", "markersize": 4, "linewidth": 1, "capsize": 2}
-        axes.errorbar([x], [100 * mean], yerr=[error], color=colour, **style)
+        axes.errorbar([x], [100 * mean], yerr=error, color=colour, **style)
 
 
 def _label_accuracy(axes: Axes, xlabel: str) -> None:
@@ -269,7 +276,15 @@ def draw_network(
     else:
         size = float(np.clip(6000 / n, 6, 60))
         axes.scatter(position_N2[:, 0], position_N2[:, 1], s=size, color=tint(0), zorder=2)
+    _number_clients(axes, position_N2, 1.6 * _radius(position_N2) if mixtures else 0.04)
     return figure
+
+
+def _number_clients(axes: Axes, position_N2: Points, above: float) -> None:
+    """Write the number of each client above it, if they are few."""
+    for i, (x, y) in enumerate(position_N2 if len(position_N2) <= NUMBERED_AT_MOST else ()):
+        text: dict[str, Any] = {"fontsize": 6, "ha": "center", "va": "bottom", "zorder": 4}
+        axes.text(x, y + above, str(i), color=GREY, **text)
 
 
 def _draw_histograms(

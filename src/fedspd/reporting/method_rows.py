@@ -38,7 +38,7 @@ class MethodRow:
     seeds: list[int]
     accuracy: Interval
     difference: Interval | None  # in accuracy to the reference method, paired by seed
-    spread: float | None  # standard deviation of the accuracy over clients
+    std: float | None  # standard deviation of the accuracy over clients
     worst: float | None  # mean accuracy of the worst 10 % of the clients
     before: Interval  # accuracy before the final phase
     test_loss: Interval
@@ -98,11 +98,12 @@ class Comparison:
 
     @property
     def example(self) -> Run:
-        """The run whose graph is shown: the reference's first, else the first with mixtures."""
+        """The run whose graph is shown: the reference's with the most clusters, or another's."""
         return min(self.runs, key=self._example_rank)
 
-    def _example_rank(self, run: Run) -> tuple[bool, bool]:
-        return run.method != self.reference, run.result["clients"]["mixture"] is None
+    def _example_rank(self, run: Run) -> tuple[bool, int]:
+        mixture = run.result["clients"]["mixture"]
+        return run.method != self.reference, -len(mixture[0]) if mixture else 0
 
     @property
     def alarms(self) -> list[str]:
@@ -162,7 +163,7 @@ def _summarise(runs: list[Run], opponents: list[Run] | None, alone: list[Run] | 
         seeds=[run.seed for run in runs],
         accuracy=confidence_interval([result["accuracy"]["mean"] for result in results]),
         difference=difference,
-        spread=mean([result["accuracy"]["std"] for result in results]),
+        std=mean([result["accuracy"]["std"] for result in results]),
         worst=mean([result["accuracy"]["worst"] for result in results]),
         before=confidence_interval(
             [result["accuracy_before_final_phase"]["mean"] for result in results]

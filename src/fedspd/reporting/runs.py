@@ -9,7 +9,7 @@ from fedspd.core.errors import StorageError
 from fedspd.reporting.points import format_label, without_own_options
 from fedspd.reporting.statistics import mean
 from fedspd.storage.atomic import Json
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import RESTORE, RunFolder
 
 NAMED_AT_MOST = 3  # unfinished runs of one folder; of more, only their number is reported
 
@@ -82,7 +82,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def read_reference(folders: Sequence[Path]) -> str | None:
     """Return the reference method of the first comparison folder, or None if there is none."""
     comparisons = [RunFolder(folder) for folder in folders if is_comparison(folder)]
-    return str(comparisons[0].read("compare.json")["reference"]) if comparisons else None
+    return str(comparisons[0].read_complete("compare.json")["reference"]) if comparisons else None
 
 
 def is_comparison(folder: Path) -> bool:
@@ -98,7 +98,7 @@ def _run_folders(folders: Sequence[Path]) -> Iterator[tuple[Path, Json]]:
     """Yield every run folder with each point that its sweep declares for it."""
     for folder in folders:
         if is_comparison(folder):
-            content = RunFolder(folder).read("compare.json")
+            content = RunFolder(folder).read_complete("compare.json")
             for name, point in content["points"].items():
                 for each in (point, *content.get("also", {}).get(name, [])):
                     yield folder / name, each
@@ -124,14 +124,27 @@ def _read_runs(folder: Path, points: Sequence[Json]) -> list[Run]:
     record = RunFolder.open(folder)
     run = Run(
         folder,
-        record.read("run.json"),
-        record.read("partition.json"),
-        record.read("result.json"),
+        record.read_complete("run.json"),
+        record.read_complete("partition.json"),
+        record.read_complete("result.json"),
         _read_history(record),
         points[0],
     )
+    _check_events(run)
     distinct = [point for i, point in enumerate(points) if point not in points[:i]]
     return [replace(run, point=point) for point in distinct]
+
+
+def _check_events(run: Run) -> None:
+    """Refuse events that are not those of a finished run, as resuming it does."""
+    kinds = [event.get("event") for event in RunFolder(run.folder).events()]
+    found, expected = kinds.count("round"), run.result["rounds"]
+    if "final" not in kinds or found < expected:
+        path = run.folder / "events.jsonl"
+        lost = "" if "final" in kinds else " and not the final phase"
+        raise StorageError(
+            f"'{path}' is damaged: {found} of {expected} rounds{lost} are left. {RESTORE}"
+        )
 
 
 def _read_history(record: RunFolder) -> list[RoundScores]:

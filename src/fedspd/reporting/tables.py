@@ -35,8 +35,9 @@ def format_percent(fraction: float | None) -> str:
 
 
 def format_megabytes(count: float) -> str:
-    """Return a number of bytes in megabytes with one digit."""
-    return f"{count / 1e6:,.1f}"
+    """Return a number of bytes in megabytes with one digit, of few bytes with two that count."""
+    megabytes = count / 1e6
+    return f"{megabytes:.2g}" if 0 < megabytes < 0.1 else f"{megabytes:,.1f}"
 
 
 def format_loss(loss: float | None) -> str:
@@ -104,8 +105,8 @@ def comparison_columns(comparison: Comparison) -> list[Column]:
         Column(
             "spread (pp)",
             "standard deviation of the accuracy over clients",
-            lambda row: format_percent(row.spread),
-            lambda row: row.spread,
+            lambda row: format_percent(row.std),
+            lambda row: row.std,
             min,
             is_brief=False,
         ),
@@ -305,8 +306,8 @@ def _csv_row(run: Run, axes: list[str]) -> dict[str, Any]:
         "seed": run.seed,
         **{axis: run.point.get(axis) for axis in axes},
         "accuracy": result["accuracy"]["mean"],
-        "spread": result["accuracy"]["std"],
-        "worst_tenth": result["accuracy"]["worst"],
+        "std": result["accuracy"]["std"],
+        "worst": result["accuracy"]["worst"],
         "lowest": result["accuracy"]["lowest"],
         "accuracy_before_final_phase": result["accuracy_before_final_phase"]["mean"],
         "test_loss": mean(result["clients"]["test_loss"]),

@@ -30,7 +30,14 @@ def read_rows(folder: Path, start: int, stop: int, names: list[str]) -> dict[str
         if low < high:
             for name, rows in _read_part(path, slice(low - first, high - first), names).items():
                 found[name].append(rows)
-    return {name: torch.cat(rows) for name, rows in found.items()}
+    joined = {name: torch.cat(rows) if rows else torch.empty(0) for name, rows in found.items()}
+    for rows in joined.values():
+        if len(rows) != stop - start:
+            raise StorageError(
+                f"'{folder}': the checkpoint has {len(rows)} of {stop - start} clients; expected "
+                "that of this run. Restore it from a copy."
+            )
+    return joined
 
 
 def _read_part(path: Path, rows: slice, names: list[str]) -> dict[str, Tensor]:

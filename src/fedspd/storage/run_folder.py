@@ -36,6 +36,14 @@ from fedspd.storage.format import check_format, stamp
 from fedspd.storage.lock import Lock
 
 LOCK_TIMEOUT_SECONDS = 2.0  # workers of a run that was killed may keep the lock for a moment
+# Without these fields, a document is not that of a run.
+FIELDS = {
+    "run.json": ("config",),
+    "partition.json": ("clients", "hash"),
+    "topology.json": ("list",),
+    "result.json": ("method", "rounds", "accuracy", "clients", "alarms"),
+    "compare.json": ("points", "reference"),
+}
 RESTORE = "Restore it from a copy, or start again in another folder."
 
 
@@ -105,6 +113,15 @@ class RunFolder:
                 f"'{self.folder}': no {name}; the run did not get that far. Resume it."
             )
         return read_json(self.folder / name)
+
+    def read_complete(self, name: str) -> Json:
+        """Return a JSON document that has the fields of its kind."""
+        content = self.read(name)
+        for field in FIELDS[name]:
+            if field not in content:
+                path = self.folder / name
+                raise StorageError(f"'{path}' is damaged: it has no '{field}'. {RESTORE}")
+        return content
 
     # ---- events
 
