@@ -38,6 +38,7 @@ def run_all(
     The callbacks' events have a field `run`, the name of the job. Reports compare all methods with
     the reference method, by default the first job's.
     """
+    _check_workers(workers)
     _claim(todo, folder, reference or todo[0].config.method)
     return run_jobs(todo, folder, workers, callbacks)
 
@@ -46,8 +47,7 @@ def run_jobs(
     todo: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback] = ()
 ) -> list[Path]:
     """Run all jobs that are unfinished in this folder, and return every run folder."""
-    if workers > 1:
-        require_fork(f"workers = {workers}: more than one worker")
+    _check_workers(workers)
     finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:
         if job.name in finished:
@@ -60,6 +60,12 @@ def run_jobs(
     else:  # a fork cannot use a GPU that its parent has used
         _run_in_turn(waiting, folder, workers, callbacks)
     return [folder / job.name for job in todo]
+
+
+def _check_workers(workers: int) -> None:
+    """Refuse what this system cannot do, before anything is written."""
+    if workers > 1:
+        require_fork(f"workers = {workers}: more than one worker")
 
 
 def _finished(job: Job) -> Json:
