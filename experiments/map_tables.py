@@ -2,7 +2,8 @@
 
     python experiments/map_tables.py
 
-A table stands between the lines `<!-- map: PART -->` and `<!-- end -->`.
+A table stands between the lines `<!-- map: PART -->` and `<!-- end -->`. It has the worlds and
+seeds that all its methods have run in.
 """
 
 import json
@@ -106,12 +107,28 @@ def tables(part: str, records: Sequence[Record]) -> str:
     keys = list(dict.fromkeys(place(record) for record in records))
     texts = []
     for key in keys:
-        own = [record for record in records if place(record) == key]
+        own = complete([record for record in records if place(record) == key])
+        if not own:
+            continue
         data, clients, examples, degree = key
         seeds = len({record["seed"] for record in own})
         title = f"{data}, {clients} clients x {examples} examples, degree {degree}"
         texts.append(f"**{title}** ({seeds} seed{'s' if seeds > 1 else ''})\n\n{table(own)}")
     return "\n\n".join(texts)
+
+
+def complete(records: Sequence[Record]) -> list[Record]:
+    """Return the runs of the seeds in which every method has run in every world of the table.
+
+    A table whose first seed is not complete has the worlds that are.
+    """
+    methods = {record["method"] for record in records}
+    cells = [(record["seed"], record["world"]) for record in records]
+    done = {cell for cell in cells if cells.count(cell) == len(methods)}
+    first = min((seed for seed, _ in cells), default=0)
+    worlds = {world for seed, world in done if seed == first}
+    seeds = {seed for seed, _ in done if all((seed, world) in done for world in worlds)}
+    return [r for r in records if r["seed"] in seeds and r["world"] in worlds]
 
 
 def place(record: Record) -> tuple[str, int, int, int]:
