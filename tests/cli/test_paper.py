@@ -194,6 +194,8 @@ def test_wrong_words_are_explained(words, sentence, capsys):
 def test_all_goes_on_after_an_error_and_says_what_is_missing(own, capsys, monkeypatch):
     names = ["table-topology", "gone.toml", "own.toml"]
     monkeypatch.setattr("fedspd.cli.paper.experiment_names", lambda: names)
+    # the theorems take minutes at this scale; tests/paper measures them at a smaller one
+    monkeypatch.setattr("fedspd.cli.paper._run_theory", lambda *_, **__: None)
     words = ["paper", "all", "--scale", "small", "--out", "p", "--workers", "1"]
     assert execute(words) == 1
     error = capsys.readouterr().err

@@ -106,7 +106,9 @@ def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
     (first, *search), *shared, picked = found
     assert first == (True, links, P)
     assert not any(is_model for is_model, _, _ in search)
-    assert [size for _, _, size in search].count(Q) == 5 * (1 if server else 12)
+    sizes, exchanges = [size for _, _, size in search], 1 if server else 12
+    assert sizes.count(Q) == 6 * exchanges  # the mean, and five iterations of one direction
+    assert sizes.count(Q + 2) == exchanges  # the slope, with its moments
     assert shared == [[(True, links, P - Q), (False, 3 * links, Q)]] * 3
     (_, bodies, _), heads = picked
     assert 0 <= bodies <= links

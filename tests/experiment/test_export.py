@@ -70,4 +70,4 @@ def test_export_refuses_what_it_cannot_write(run, tmp_path, capsys):
     assert execute(["export", folder, "--client", "9", "--to", str(tmp_path / "m.pt2")]) == 2
     errors = capsys.readouterr().err
     assert "expected a name that ends in .onnx or .pt2 or .safetensors" in errors
-    assert "client = 9: expected 0 to 2." in errors
+    assert "client = 9: expected an integer from 0 to 2." in errors

@@ -42,7 +42,7 @@ def tls_of(world, name):
 # ---- certificates
 
 
-def test_node_rejects_a_foreign_authority_and_logs_it(secure, capfd):
+def test_node_rejects_a_foreign_authority_in_silence(secure, capfd):
     """The caller has the network's ca.crt, which is public, but no certificate of it."""
     forged = Authority.create().issue("b", 1, ["a"], "127.0.0.1:1")
     ca = (secure.folder / "ca.crt").read_bytes()
@@ -58,10 +58,10 @@ def test_node_rejects_a_foreign_authority_and_logs_it(secure, capfd):
             assert [sender for sender, _ in secure.nodes["a"].received] == ["d"]
 
     run(work())
-    assert "certificate" in capfd.readouterr().err  # gRPC rejects it and logs it
+    assert capfd.readouterr().err == ""  # strangers cannot fill the log
 
 
-def test_node_rejects_an_expired_certificate_and_logs_it(secure, capfd, monkeypatch):
+def test_node_rejects_an_expired_certificate_in_silence(secure, capfd, monkeypatch):
     authority = Authority.load(secure.folder)
     monkeypatch.setattr("fedspd.node.identity.certificates.now", lambda: now() - timedelta(days=3))
     expired = authority.issue("b", 1, ["a"], "127.0.0.1:1", days=1)
@@ -73,7 +73,7 @@ def test_node_rejects_an_expired_certificate_and_logs_it(secure, capfd, monkeypa
             assert secure.nodes["a"].received == []
 
     run(work())
-    assert "certificate has expired" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
 
 
 def test_transport_does_not_talk_to_another_node_at_a_neighbours_address(secure):
