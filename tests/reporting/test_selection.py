@@ -50,6 +50,17 @@ def test_a_run_counts_once(write_run, compare):
 # ---- points
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "values"),
+    [("exchange", "dtype", ("float32", "bfloat16")), ("privacy", "noise", (0.5, 1.0))],
+)
+def test_how_models_travel_and_privacy_distinguish_runs(table, key, values, write_run, compare):
+    folders = [write_run(f"r{n}", config={table: {key: v}}) for n, v in enumerate(values)]
+    assert [row.label for row in compare(*folders).rows] == [
+        f"fedspd, {table}.{key}={value}" for value in values
+    ]
+
+
 def test_settings_that_differ_distinguish_runs(write_run, compare):
     folders = [write_run(f"w{k}", config={"fedspd": {"warmup": k}}) for k in (0, 5)]
     comparison = compare(*folders, write_run("fedavg", "fedavg"))

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from fedspd.core.imports import options_table
 from fedspd.storage.atomic import Json
 
-SHARED_TABLES = ("data", "topology", "model", "training")  # every other table belongs to a method
+# every other table belongs to a method
+SHARED_TABLES = ("data", "topology", "model", "training", "exchange", "privacy")
 DEFAULT = "default"  # the value of a key that a config leaves out
 
 
