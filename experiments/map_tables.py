@@ -105,9 +105,10 @@ def describe(difference: Interval) -> str:
 def tables(part: str, records: Sequence[Record]) -> str:
     """Return the tables of a part, one for every dataset, graph and amount of data."""
     keys = list(dict.fromkeys(place(record) for record in records))
+    methods = {record["method"] for record in records}
     texts = []
     for key in keys:
-        own = complete([record for record in records if place(record) == key])
+        own = complete([record for record in records if place(record) == key], len(methods))
         if not own:
             continue
         data, clients, examples, degree = key
@@ -117,14 +118,13 @@ def tables(part: str, records: Sequence[Record]) -> str:
     return "\n\n".join(texts)
 
 
-def complete(records: Sequence[Record]) -> list[Record]:
+def complete(records: Sequence[Record], methods: int) -> list[Record]:
     """Return the runs of the seeds in which every method has run in every world of the table.
 
     A table whose first seed is not complete has the worlds that are.
     """
-    methods = {record["method"] for record in records}
     cells = [(record["seed"], record["world"]) for record in records]
-    done = {cell for cell in cells if cells.count(cell) == len(methods)}
+    done = {cell for cell in cells if cells.count(cell) == methods}
     first = min((seed for seed, _ in cells), default=0)
     worlds = {world for seed, world in done if seed == first}
     seeds = {seed for seed, _ in done if all((seed, world) in done for world in worlds)}
