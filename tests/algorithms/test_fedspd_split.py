@@ -11,14 +11,9 @@ import torch
 from torch import nn
 
 from fedspd.algorithms.fedavg import FedAvg
-from fedspd.algorithms.fedspd_split import (
-    FedSPDSplit,
-    posterior,
-    prior_strength,
-    rows_of,
-    shares,
-)
+from fedspd.algorithms.fedspd_split import FedSPDSplit, prior_strength
 from fedspd.algorithms.final_phase import choose_return
+from fedspd.algorithms.split_state import posterior, rows_of, shares
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key

@@ -15,8 +15,8 @@ E examples.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -46,13 +46,24 @@ from fedspd.algorithms.populations import (
     first_mixture,
     has_gain,
 )
+from fedspd.algorithms.split_state import (
+    State,
+    between,
+    fit_mixture,
+    groups,
+    joined,
+    likelihoods,
+    posterior,
+    rows_of,
+    shares,
+    with_losses,
+)
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.cut import Cut
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.heads import (
     PersonalModel,
-    SplitLearner,
     mix_outputs,
     negative_log_likelihood,
 )
@@ -60,26 +71,8 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
-LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
-NEWCOMER_STEPS = 20  # of EM, on the mixture alone
 FOLDS = 4  # of a client's examples, in the search
 LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the clusters apart
-
-
-@dataclass(frozen=True)
-class State:
-    model_CP: Tensor  # body and V
-    offsets_CSQ: Tensor  # D
-    mixture_CS: Tensor  # u_i; 0 for a cluster that is not in use
-    log_prior_CK: Tensor  # log pi_i + log K: 0 where all labels are alike
-    losses_CSE: Tensor  # of every example under every cluster
-    clusters_C: Tensor  # S as it was found; 1 before that
-    labelling_C: Tensor  # which cluster is which (labellings.py); -1: the client joins one
-    spectrum_CM: Tensor  # the eigenvalues that S was chosen by; 0 where it was not
-    coordinates_CM: Tensor  # z_i, and the corners among them, between round 1 and the split
-    corners_CSM: Tensor
-    assignment_CE: Tensor  # the likeliest cluster of every example; -1 where there is no example
-    loss_C: Tensor  # mean negative log-likelihood
 
 
 @dataclass(frozen=True)
@@ -426,89 +419,3 @@ def prior_strength(count_K: Tensor) -> float:
     per_label_GK = torch.lgamma(count_K + grid[:, None] / K) - torch.lgamma(grid[:, None] / K)
     fit_G = torch.lgamma(grid) - torch.lgamma(n + grid) + per_label_GK.sum(1)
     return float(grid[fit_G.argmax()])
-
-
-def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int], key: Key) -> State:
-    """Return the state with the mixture of some clients fitted to their own examples, by EM."""
-    if not rows:
-        return state
-    own, block = rows_of(state, rows), data.select(rows)
-    is_used_CS = torch.arange(own.mixture_CS.shape[1]) < own.clusters_C[:, None]
-    own = replace(own, mixture_CS=is_used_CS.double() / own.clusters_C[:, None])
-    own = with_losses(learner, own, block)
-    for step in range(NEWCOMER_STEPS):
-        r_CSE = posterior(own, block)
-        own = replace(own, mixture_CS=shares(learner, r_CSE, own, block, key.of(step)))
-    own = with_losses(learner, own, block)
-    tables = {field.name: getattr(state, field.name).clone() for field in fields(State)}
-    for name, table in tables.items():
-        table[rows] = getattr(own, name)
-    return State(**tables)
-
-
-def groups(state: State, data: Block) -> Iterator[tuple[int, list[int], State]]:
-    """Yield the numbers of clusters, each with its clients' rows and their state."""
-    for S in sorted(set(state.clusters_C.tolist())):
-        rows = (state.clusters_C == S).nonzero()[:, 0].tolist()
-        yield S, rows, rows_of(state, rows)
-
-
-def rows_of(state: State, rows: list[int]) -> State:
-    return State(**{field.name: getattr(state, field.name)[rows] for field in fields(State)})
-
-
-def joined(split: SplitLearner, state: State) -> Tensor:
-    """Return model_CA for the learner of S heads."""
-    return split.join(state.model_CP, state.offsets_CSQ[:, : split.clusters], state.log_prior_CK)
-
-
-def with_losses(learner: Learner, state: State, data: Block) -> State:
-    """Return the state with the losses, the assignment and the likelihood of its models."""
-    losses_CSE = torch.zeros_like(state.losses_CSE)
-    for S, rows, own in groups(state, data):
-        split = learner.split(S)
-        losses_CSE[rows, :S] = split.cluster_losses(joined(split, own), data.select(rows))
-    state = replace(state, losses_CSE=losses_CSE)
-    joint_CSE = log_joint(state)
-    loss_CE = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0)
-    return replace(
-        state,
-        assignment_CE=torch.where(data.present_CE, joint_CSE.argmax(1), -1),
-        loss_C=loss_CE.sum(1) / data.counts_C,
-    )
-
-
-def log_joint(state: State) -> Tensor:
-    """log u_is - loss_s; a loss that is not a number explains nothing."""
-    losses_CSE = state.losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return state.mixture_CS.log()[:, :, None] - losses_CSE
-
-
-def posterior(state: State, data: Block) -> Tensor:
-    """r_CSE ~ u_is p_s(y | x); 0 where there is no example."""
-    least = torch.finfo(torch.double).min  # where no cluster explains an example, all are alike
-    is_used_CS1 = (state.mixture_CS > 0)[:, :, None]
-    joint_CSE = torch.where(is_used_CS1, log_joint(state).clamp(min=least), -torch.inf)
-    return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
-
-
-def shares(learner: Learner, r_CSE: Tensor, state: State, data: Block, key: Key) -> Tensor:
-    """u_is = mean of r plus a little, over the clusters that are in use."""
-    mean_CS = learner.mean_shares(r_CSE, state.mixture_CS, data, key)
-    more_CS = torch.where(state.mixture_CS > 0, mean_CS + LEAST_SHARE, 0.0)
-    return more_CS / more_CS.sum(1, keepdim=True)
-
-
-def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State:
-    """a tuned + (1 - a) shared, with one a for all clients or one for each."""
-    a_C = torch.as_tensor(a, dtype=state.model_CP.dtype).expand(len(data))
-    return replace(
-        state,
-        model_CP=torch.lerp(state.model_CP, tuned.model_CP, a_C[:, None]),
-        offsets_CSQ=torch.lerp(state.offsets_CSQ, tuned.offsets_CSQ, a_C[:, None, None]),
-    )
-
-
-def likelihoods(learner: Learner, state: State, data: Block) -> Tensor:
-    """Return log p_i(y | x) of every example."""
-    return log_joint(with_losses(learner, state, data)).logsumexp(1)

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedspd.algorithms.fedspd_split import FedSPDSplit, State
+from fedspd.algorithms.fedspd_split import FedSPDSplit
+from fedspd.algorithms.split_state import State
 from fedspd.core.block import Block
 from fedspd.core.errors import UnreachableError
 from fedspd.core.graph import Graph
