@@ -16,11 +16,11 @@ import torch
 
 from centers import load_finished
 from fedspd.algorithms.fedavg import FedAvg
+from fedspd.reporting.columns import format_difference, format_interval
 from fedspd.reporting.points import canonical_json, format_point
 from fedspd.reporting.runs import Run, read_runs
 from fedspd.reporting.selection import select_comparable
 from fedspd.reporting.statistics import confidence_interval, paired_difference
-from fedspd.reporting.tables import format_difference, format_interval
 
 Scores = dict[int, float | None]  # by seed
 

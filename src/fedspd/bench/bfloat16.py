@@ -4,7 +4,6 @@ Both train the same clients on the same random pixels, in one process with one t
 seconds count.
 """
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
@@ -12,19 +11,19 @@ from statistics import median
 import torch
 
 from fedspd.bench import plain
-from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
+from fedspd.bench.local_training import fedspd_task
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize, time_in_turns
 from fedspd.core.block import Block
 from fedspd.core.flat_module import Factory
-from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
 from fedspd.core.precision import Precision, has_bfloat16
 from fedspd.models import CifarCNN, PaperCNN
 
 CLIENTS = 2
+PRECISIONS: tuple[Precision, ...] = ("bf16", "float32")
 TRAINING = TrainingOptions(
     lr=plain.LR, momentum=plain.MOMENTUM, batch=plain.BATCH, epochs=1, first_round_factor=1
 )
-KEY = Key(0, round=1)
 CIFAR_SHAPE = (3, 32, 32)
 # By name: the model, the shape of its images and the target.
 MODELS: dict[str, tuple[str, Factory, tuple[int, ...], float]] = {
@@ -47,7 +46,8 @@ def measure_bfloat16(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     """Compare the speed of local training in both precisions, where the processor has both."""
     for name, (what, factory, shape, target) in MODELS.items() if has_bfloat16() else ():
         data = make_block(shape, size.examples)
-        tasks = [training(factory, data, precision) for precision in ("bf16", "float32")]
+        learners = [Learner(factory, TRAINING, precision=p) for p in PRECISIONS]
+        tasks = [fedspd_task(learner, data) for learner in learners]
         turns = time_in_turns(tasks, size.turns)
         examples = CLIENTS * size.examples * TRAINING.epochs
         short, full = (examples / median(seconds) for seconds in zip(*turns, strict=True))
@@ -69,16 +69,3 @@ def make_block(shape: tuple[int, ...], examples: int, clients: int = CLIENTS) ->
     x = [torch.rand(examples, *shape, generator=generator) * 2 - 1 for _ in range(clients)]
     y = [torch.randint(plain.CLASSES, (examples,), generator=generator) for _ in range(clients)]
     return Block(range(clients), clients, x, y, examples)
-
-
-def training(factory: Factory, data: Block, precision: Precision) -> TimedTask:
-    """Return a task that trains all clients."""
-    learner = Learner(factory, TRAINING, precision=precision)
-    model_CP = learner.draw(KEY.of("model")).repeat(len(data), 1)
-
-    def train() -> float:
-        started = time.process_time()
-        learner.train(model_CP, data, KEY)
-        return time.process_time() - started
-
-    return train

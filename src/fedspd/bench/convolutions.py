@@ -5,18 +5,17 @@ thread, with an allocator that keeps freed memory. Processor seconds count. A ta
 channels-last memory in a plain step.
 """
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 from fedspd.bench import plain
-from fedspd.bench.bfloat16 import CIFAR_SHAPE, KEY, TRAINING, make_block, training
-from fedspd.bench.results import BenchmarkResult, BenchmarkSize, TimedTask, time_in_turns
-from fedspd.core.block import Block
+from fedspd.bench.bfloat16 import CIFAR_SHAPE, TRAINING, make_block
+from fedspd.bench.local_training import fedspd_task, plain_task
+from fedspd.bench.results import BenchmarkResult, BenchmarkSize, time_in_turns
 from fedspd.core.flat_module import Factory
-from fedspd.core.learner import one_thread
+from fedspd.core.learner import Learner
 from fedspd.models import CifarCNN, MobileNetV2
 from fedspd.runtime.processes import keep_memory
 
@@ -51,7 +50,8 @@ def measure_convolutions(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     keep_memory()
     for name, case in CASES.items():
         data = make_block(CIFAR_SHAPE, min(size.examples, case.examples), clients=1)
-        tasks = [training(case.factory, data, "float32"), plain_training(case.factory, data)]
+        own_task = fedspd_task(Learner(case.factory, TRAINING), data)
+        tasks = [own_task, plain_task(case.factory, data, TRAINING)]
         turns = time_in_turns(tasks, size.turns)
         examples = data.width * TRAINING.epochs
         own, loop = (examples / median(seconds) for seconds in zip(*turns, strict=True))
@@ -65,20 +65,3 @@ def measure_convolutions(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
             fedspd=own,
             plain=loop,
         )
-
-
-def plain_training(factory: Factory, data: Block) -> TimedTask:
-    """Return a task that trains all clients with a plain loop."""
-    module = factory()
-    first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-    def train() -> float:
-        started = time.process_time()
-        with one_thread():
-            for client, x_E, y_E in zip(data.clients, data.x, data.y, strict=True):
-                module.load_state_dict(first)
-                order = KEY.of(client, "order").torch()
-                plain.train(module, x_E, y_E, order, TRAINING.batch, TRAINING.epochs)
-        return time.process_time() - started
-
-    return train

@@ -7,9 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedspd.reporting.method_rows import Comparison, MethodRow
-from fedspd.reporting.statistics import mean
-from fedspd.reporting.tables import (
+from fedspd.reporting.columns import (
     Column,
     comparison_columns,
     format_loss,
@@ -18,6 +16,8 @@ from fedspd.reporting.tables import (
     is_best,
     point_cells,
 )
+from fedspd.reporting.method_rows import Comparison, MethodRow
+from fedspd.reporting.statistics import mean
 from fedspd.storage.atomic import Json
 
 UNLIMITED_WIDTH = 1000  # columns of a table that is not shown on a terminal

@@ -1,9 +1,9 @@
 """Show the progress of a comparison: live on a terminal, in a few lines elsewhere."""
 
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -17,14 +17,13 @@ from rich.progress import (
 from rich.table import Table
 
 from fedspd.comparison.jobs import Job
-from fedspd.experiment.callbacks import Callback
-from fedspd.experiment.progress import describe_score, print_line
+from fedspd.experiment.progress import ProgressCallback, describe_score, print_line
 from fedspd.storage.atomic import Json
 
 SPEED_WINDOW_SECONDS = 600  # runs of a comparison differ in speed
 
 
-class ComparisonProgress(Callback):
+class ComparisonProgress(ProgressCallback):
     """The progress of a comparison.
 
     On a terminal, it is a row per method and a bar. Elsewhere, it is a line for each finished run
@@ -32,39 +31,29 @@ class ComparisonProgress(Callback):
     """
 
     def __init__(self, jobs: Sequence[Job], as_json: bool) -> None:
+        super().__init__(as_json)
         self.jobs = {job.name: job for job in jobs}
         self.completed = dict.fromkeys(self.jobs, 0)  # rounds; the final phase is one more
         self.total = sum(job.config.rounds + 1 for job in jobs)
         self.finished: set[str] = set()
         self.latest: dict[str, tuple[int, str]] = {}  # method -> round, score
         self.last_reported = 0  # tenth of the comparison
-        console = Console(stderr=True)
-        self.is_live = console.is_terminal and not as_json
         self.bar = Progress(
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=console,
+            console=self.console,
             speed_estimate_period=SPEED_WINDOW_SECONDS,
         )
         self.task: TaskID | None = None
-        self.live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+        self.display = Live(console=self.console, get_renderable=self.render, refresh_per_second=4)
 
-    def __enter__(self) -> "ComparisonProgress":
+    def __enter__(self) -> Self:
         if self.is_live:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.is_live:
-            self.live.stop()
+            self.display.start()
+        return super().__enter__()
 
     def on_start(self, event: Json) -> None:
         self.completed[event["run"]] = event["round"]

@@ -1,9 +1,10 @@
 """Show the progress of a run: live on a terminal, in a few lines elsewhere."""
 
 import sys
-from types import TracebackType
+from typing import Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,12 +19,28 @@ from fedspd.experiment.callbacks import Callback
 from fedspd.storage.atomic import Json
 
 
-class RunProgress(Callback):
+class ProgressCallback(Callback):
+    """A callback with a display on standard error, which stops when a `with` block ends."""
+
+    display: Progress | Live
+
+    def __init__(self, as_json: bool) -> None:
+        self.console = Console(stderr=True)
+        self.is_live = self.console.is_terminal and not as_json
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.is_live:
+            self.display.stop()
+
+
+class RunProgress(ProgressCallback):
     """The progress of one run: a bar on a terminal, about ten lines elsewhere."""
 
     def __init__(self, as_json: bool = False) -> None:
-        self.console = Console(stderr=True)
-        self.is_live = self.console.is_terminal and not as_json
+        super().__init__(as_json)
         self.bar = Progress(
             TextColumn("{task.description:>10}"),
             BarColumn(),
@@ -34,22 +51,11 @@ class RunProgress(Callback):
             TimeRemainingColumn(),
             console=self.console,
         )
+        self.display = self.bar
         self.task: TaskID | None = None
         self.rounds, self.method = 0, ""
         self.last_reported = -1  # tenth of the run
         self.alarms: set[str] = set()
-
-    def __enter__(self) -> "RunProgress":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.is_live:
-            self.bar.stop()
 
     def on_start(self, event: Json) -> None:
         self.rounds, self.method = event["rounds"], event["method"]

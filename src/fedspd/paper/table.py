@@ -14,9 +14,9 @@ from fedspd.paper.definition import (
 )
 from fedspd.paper.measures import MEASURES, Measure
 from fedspd.paper.records import Records
+from fedspd.reporting.columns import MINUS, MISSING
 from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import Interval, confidence_interval, paired_difference
-from fedspd.reporting.tables import MINUS, MISSING
 from fedspd.storage.atomic import Json
 
 TOLERANCE = 1.0  # points: the seeds of the paper's own table 4 differ by as much

@@ -10,13 +10,21 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedspd.core.imports import options_table
-from fedspd.reporting import figure_files, tables
+from fedspd.reporting import figure_files
+from fedspd.reporting.columns import (
+    Column,
+    comparison_columns,
+    format_interval,
+    format_percent,
+    is_best,
+    is_equal,
+    point_cells,
+)
 from fedspd.reporting.method_rows import Comparison, MethodRow
 from fedspd.reporting.points import SHARED_TABLES, flatten
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval
 from fedspd.reporting.style import STYLE
-from fedspd.reporting.tables import Column
 
 CAPTIONS = {
     "accuracy-by-round": "Mean over clients and seeds. The band is the 95 % confidence interval "
@@ -106,8 +114,8 @@ def _highest_accuracy(comparison: Comparison) -> str:
     if not means:
         return ""
     highest = max(means.values())
-    best = [label for label, mean in means.items() if tables.is_equal(mean, highest)]
-    return f"Highest accuracy: {' and '.join(best)}, {tables.format_interval(scores[best[0]])} %."
+    best = [label for label, mean in means.items() if is_equal(mean, highest)]
+    return f"Highest accuracy: {' and '.join(best)}, {format_interval(scores[best[0]])} %."
 
 
 def _render_remarks(comparison: Comparison) -> str:
@@ -136,12 +144,12 @@ def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _render_main_table(comparison: Comparison) -> str:
-    columns = tables.comparison_columns(comparison)
+    columns = comparison_columns(comparison)
     names = [f"<th class=name>{escape(name)}</th>" for name in [*comparison.shared_axes, "method"]]
     titles = [f'<th title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns]
     rows = []
     for row in comparison.rows:
-        values = tables.point_cells(comparison, row)
+        values = point_cells(comparison, row)
         rows.append(
             [
                 *(f"<td class=name>{escape(value)}</td>" for value in values),
@@ -160,8 +168,8 @@ def _render_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
     text = escape(column.text(row))
     if column.is_difference:
         return f"<td class={_direction(row.difference)}>{text}</td>"
-    is_best = tables.is_best(comparison, row, column)
-    return f"<td class=best>{text}</td>" if is_best else f"<td>{text}</td>"
+    mark = " class=best" if is_best(comparison, row, column) else ""
+    return f"<td{mark}>{text}</td>"
 
 
 def _direction(difference: Interval | None) -> str:
@@ -186,7 +194,7 @@ def _render_client_table(comparison: Comparison) -> str:
                 [
                     f"<th>{seed}</th>",
                     f"<th scope=row>{client}</th>",
-                    *(f"<td>{tables.format_percent(score)}</td>" for score in cells),
+                    *(f"<td>{format_percent(score)}</td>" for score in cells),
                 ]
             )
     return _render_table([f"<th>{escape(name)}</th>" for name in names], rows)
