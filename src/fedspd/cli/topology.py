@@ -104,7 +104,7 @@ def _degree_table(graph: "Graph") -> "Table":
 
 def _draw(graph: "Graph", path: Path) -> None:
     from fedspd.core.errors import ConfigError
-    from fedspd.reporting.figures import draw_network
+    from fedspd.reporting.network_figure import draw_network
 
     edges = [(i, j) for i, j in graph.edges().tolist()]
     if path.suffix.lower() not in FIGURE_ENDINGS:

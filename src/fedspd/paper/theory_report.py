@@ -21,7 +21,7 @@ from fedspd.paper.theory import (
     make_problem,
     run_series,
 )
-from fedspd.reporting.figures import add_legend, make_panels, tint
+from fedspd.reporting.figure_style import add_legend, make_panels, tint
 from fedspd.reporting.run_figures import save_figures
 from fedspd.storage.atomic import Json, disk_errors, read_json, write_atomically
 from fedspd.storage.run_folder import RunFolder
@@ -234,7 +234,8 @@ def _draw_rounds_to_error(series: Sequence[Json]) -> Figure:
 def _draw_connectivity(series: Sequence[Json]) -> Figure:
     """Draw the rounds to the smallest error that is reached at every degree, over p."""
     figure = Figure()
-    for figure, axes, own in _kinds(series, "Rounds to one error by consensus rate p"):  # noqa: B007
+    title = "Rounds to one error by consensus rate p"
+    for figure, axes, own in _kinds(series, title):  # noqa: B007
         for i, weights in enumerate(WEIGHTS):
             groups = _by_degree([s for s in own if s["weights"] == weights])
             rounds = [fewest_rounds(group) for _, group in groups]

@@ -3,49 +3,40 @@
 Accuracies and shares are fractions; values that are not finite are left out. Every function returns
 a new matplotlib Figure and leaves pyplot's global state alone.
 
-Shapes: R rounds, N clients, S clusters, 2 coordinates.
+Shapes: R rounds, N clients, S clusters.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
-import networkx as nx
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, Patch, Wedge
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+from matplotlib.patches import Patch
+
+from fedspd.reporting.figure_style import (
+    DRAWN_AT_MOST,
+    GREY,
+    SMALL_POINTS,
+    TEXT_POINTS,
+    Points,
+    add_legend,
+    cluster_name,
+    dash,
+    make_panels,
+    point_marker,
+    tick_rounds,
+    tint,
+)
 
 Curve = tuple[Sequence[float], list[float], list[float] | None]  # x, mean, spread
 Line = list[tuple[Any, float, float]]  # value, mean, half-width of its interval
-Points = NDArray[np.float64]
 
-# Okabe and Ito's colours are distinct for colour-blind readers; yellow, the palest, comes last.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-DASHES = ("-", "--", "-.", ":")
-GREY, PALE = "#999999", "#BBBBBB"
-WIDTH_INCHES = 5.0  # a column of a paper
-TEXT_POINTS, SMALL_POINTS = 9, 8
-LEGEND_LETTERS = 84  # in one line
-SAMPLE_LETTERS = 6  # width of the sample before each entry of the legend
 OVER_SEEDS = "95 % interval over seeds"  # meaning of a band or a bar
 OVER_CLIENTS = "standard deviation over clients"
-EDGE = 1.15  # layouts fill the square from -1 to 1
-
-SEPARATION_STEPS = 50
-LEAST_ASPECT = 0.3  # of a layout that is stretched to a square
-LEAST_SHARE = 0.005  # of a mixture that is drawn
-NUMBERED_AT_MOST = 60  # clients; the numbers of more hide each other
-DRAWN_AT_MOST = 300  # clients; of more, distributions are drawn
-SHARE_BINS = [i / 20 for i in range(21)]
-DEGREE_BINS = 30  # at most
 BANDS = ((5, 95), (25, 75))  # percentiles
-KAMADA_KAWAI_AT_MOST = 100  # clients; its time is cubic in their number
 
 
 # ---- accuracy
@@ -134,7 +125,7 @@ def positions(values: Sequence[Any]) -> dict[Any, float]:
 def draw_line(axes: Axes, label: str, line: Sequence[Sequence[float]], i: int) -> None:
     x, mean, half = np.array(line).T
     error = _bars(mean, half)
-    style: dict[str, Any] = {"color": tint(i), "linestyle": _dash(i), "marker": "o"}
+    style: dict[str, Any] = {"color": tint(i), "linestyle": dash(i), "marker": "o"}
     size: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, "capsize": 3}
     axes.errorbar(x, 100 * mean, yerr=error, label=label, **style, **size)
 
@@ -143,7 +134,7 @@ def draw_curve(axes: Axes, method: str, curve: Curve, i: int) -> None:
     x, mean = np.asarray(curve[0], dtype=float), np.asarray(curve[1], dtype=float)
     known = np.isfinite(mean)
     x, mean = x[known], 100 * mean[known]
-    style: dict[str, Any] = {"color": tint(i), "linestyle": _dash(i), "marker": _marker(x)}
+    style: dict[str, Any] = {"color": tint(i), "linestyle": dash(i), "marker": point_marker(x)}
     axes.plot(x, mean, markersize=4, label=method, **style)
     if curve[2] is not None:
         spread = 100 * np.nan_to_num(np.asarray(curve[2], dtype=float)[known])
@@ -203,7 +194,7 @@ def jitter(n: int) -> Points:
     return 0.3 * ((np.arange(n) * (5**0.5 - 1) / 2) % 1 - 0.5)
 
 
-# ---- mixtures and graph
+# ---- mixtures
 
 
 def draw_mixtures_by_round(
@@ -218,13 +209,13 @@ def draw_mixtures_by_round(
     round_R, share_RNS = np.asarray(rounds)[known_R], share_RNS[known_R]
     figure, panels = make_panels("Mixtures by round", share_RNS.shape[2])
     is_crowded = share_RNS.shape[1] > DRAWN_AT_MOST
-    thick: dict[str, Any] = {"linewidth": 1.5, "marker": _marker(round_R), "markersize": 4}
+    thick: dict[str, Any] = {"linewidth": 1.5, "marker": point_marker(round_R), "markersize": 4}
     for s, axes in enumerate(panels):
         share_RN = share_RNS[:, :, s]
         (_draw_bands if is_crowded else _draw_thin_lines)(axes, round_R, share_RN, tint(s))
         axes.plot(round_R, np.nanmean(share_RN, axis=1), color="black", **thick)
         axes.set(xlabel="Round", ylim=(-0.02, 1.02))
-        axes.set_title(_cluster(s), fontsize=TEXT_POINTS)
+        axes.set_title(cluster_name(s), fontsize=TEXT_POINTS)
         tick_rounds(axes, round_R.tolist())
     figure.supylabel("Share of the examples", fontsize=TEXT_POINTS)
     clients: list[Artist] = [Line2D([], [], color=GREY, linewidth=0.6, label="a client")]
@@ -238,7 +229,7 @@ def draw_mixtures_by_round(
 
 
 def _draw_thin_lines(axes: Axes, round_R: Points, share_RN: Points, colour: str) -> None:
-    style: dict[str, Any] = {"marker": _marker(round_R), "markersize": 3}
+    style: dict[str, Any] = {"marker": point_marker(round_R), "markersize": 3}
     axes.plot(round_R, share_RN, color=colour, linewidth=0.6, alpha=0.5, **style)
 
 
@@ -248,217 +239,3 @@ def _draw_bands(axes: Axes, round_R: Points, share_RN: Points, colour: str) -> N
         if len(round_R) == 1:  # a band has no width there
             axes.vlines(round_R, low_R, high_R, color=colour, alpha=0.3, linewidth=9)
         axes.fill_between(round_R, low_R, high_R, color=colour, alpha=0.3, linewidth=0)
-
-
-def draw_network(
-    edges: list[tuple[int, int]],
-    mixtures: list[list[float]] | None,
-    n: int,
-    truth: list[list[float]] | None = None,
-) -> Figure:
-    """Draw the graph of n clients as pies of their estimated mixtures, in rings of the true ones.
-
-    Cluster s has the same colour in both: match the true distributions to the clusters first.
-    Of many clients, histograms of degrees and shares are drawn: no one can read such a graph.
-    """
-    if n > DRAWN_AT_MOST:
-        return _draw_histograms(edges, mixtures, n, truth)
-    figure = Figure(figsize=(WIDTH_INCHES, WIDTH_INCHES), layout="constrained")
-    axes = figure.add_subplot(aspect="equal", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE))
-    axes.set_axis_off()
-    axes.set_title("Clients and their mixtures" if mixtures else "Clients", fontsize=TEXT_POINTS)
-    position_N2 = _layout(edges, n)
-    segments = [position_N2[[i, j]] for i, j in edges]
-    width = float(np.clip(9 / max(len(edges), 1) ** 0.5, 0.15, 0.9))
-    axes.add_collection(LineCollection(segments, colors=PALE, linewidths=width, zorder=1))
-    if mixtures:
-        _draw_pies(figure, axes, position_N2, mixtures, truth)
-    else:
-        size = float(np.clip(6000 / n, 6, 60))
-        axes.scatter(position_N2[:, 0], position_N2[:, 1], s=size, color=tint(0), zorder=2)
-    _number_clients(axes, position_N2, 1.6 * _radius(position_N2) if mixtures else 0.04)
-    return figure
-
-
-def _number_clients(axes: Axes, position_N2: Points, above: float) -> None:
-    """Write the number of each client above it, if they are few."""
-    for i, (x, y) in enumerate(position_N2 if len(position_N2) <= NUMBERED_AT_MOST else ()):
-        text: dict[str, Any] = {"fontsize": 6, "ha": "center", "va": "bottom", "zorder": 4}
-        axes.text(x, y + above, str(i), color=GREY, **text)
-
-
-def _draw_histograms(
-    edges: list[tuple[int, int]],
-    mixtures: list[list[float]] | None,
-    n: int,
-    truth: list[list[float]] | None,
-) -> Figure:
-    """Draw how many clients have which degree, and which share of each cluster."""
-    share_NS = np.asarray(mixtures or np.empty((n, 0)), dtype=float)
-    clusters = share_NS.shape[1]
-    figure, panels = make_panels(
-        f"Degrees and mixtures of {n:,} clients", 1 + clusters, sharey=False
-    )
-    degree_N = np.bincount(np.asarray(edges, dtype=int).ravel(), minlength=n)
-    _draw_degrees(panels[0], degree_N)
-    for s, axes in enumerate(panels[1:]):
-        share_N = share_NS[:, s]
-        axes.hist(share_N[np.isfinite(share_N)], bins=SHARE_BINS, color=tint(s))
-        if truth is not None:
-            true_N = [shares[s] for shares in truth]
-            axes.hist(true_N, bins=SHARE_BINS, histtype="step", color="black")
-        axes.set(xlabel=f"Share of {_cluster(s)}")
-    panels[0].set_ylabel("Clients")
-    if clusters and truth is not None:
-        line = Line2D([], [], color="black", label="true shares")
-        add_legend(figure, [Patch(color=GREY, label="estimated shares"), line])
-    return figure
-
-
-def _draw_degrees(axes: Axes, degree_N: NDArray[np.int64]) -> None:
-    low, high = int(degree_N.min()), int(degree_N.max())
-    width = max(1, -(-(high - low + 1) // DEGREE_BINS))
-    axes.hist(
-        degree_N, bins=[edge - 0.5 for edge in range(low, high + width + 1, width)], color=GREY
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.set(xlabel="Degree")
-
-
-def _layout(edges: list[tuple[int, int]], n: int) -> Points:
-    graph: nx.Graph[int] = nx.Graph(edges)
-    graph.add_nodes_from(range(n))
-    # Kamada-Kawai puts the components of a disconnected graph a million apart.
-    has_kamada_kawai = n <= KAMADA_KAWAI_AT_MOST and nx.is_connected(graph)
-    layout = nx.kamada_kawai_layout(graph) if has_kamada_kawai else nx.spring_layout(graph, seed=0)
-    position_N2 = _fill(np.array([layout[i] for i in range(n)], dtype=float))
-    return _fill(_separate(position_N2))
-
-
-def _fill(position_N2: Points) -> Points:
-    """Stretch the positions to the square from -1 to 1, except along an axis where all are near."""
-    low_2, high_2 = position_N2.min(axis=0), position_N2.max(axis=0)
-    span_2 = high_2 - low_2
-    is_wide_2 = span_2 > LEAST_ASPECT * span_2.max()
-    size_2 = np.where(is_wide_2, span_2, max(float(span_2.max()), 1e-9))
-    filled_N2: Points = 2 * (position_N2 - (low_2 + high_2) / 2) / size_2
-    return filled_N2
-
-
-def _separate(position_N2: Points) -> Points:
-    """Push clients apart that are so near that their pies would overlap."""
-    least = 1.4 / len(position_N2) ** 0.5
-    for _ in range(SEPARATION_STEPS):
-        apart_NN2 = position_N2[:, None] - position_N2[None]
-        distance_NN1 = np.maximum(np.linalg.norm(apart_NN2, axis=2, keepdims=True), 1e-9)
-        push_NN1 = np.maximum(least - distance_NN1, 0) / 4
-        position_N2 = position_N2 + (push_NN1 * apart_NN2 / distance_NN1).sum(axis=1)
-    return position_N2
-
-
-def _draw_pies(
-    figure: Figure,
-    axes: Axes,
-    position_N2: Points,
-    mixtures: list[list[float]],
-    truth: list[list[float]] | None,
-) -> None:
-    radius = _radius(position_N2)
-    ground = radius if truth is None else 1.55 * radius
-    circles = [Circle((x, y), ground) for x, y in position_N2]
-    white: dict[str, Any] = {"facecolors": "white", "edgecolors": "none"}
-    axes.add_collection(PatchCollection(circles, zorder=2, **white))
-    _draw_shares(axes, position_N2, mixtures, radius, radius)
-    if truth is not None:
-        _draw_shares(axes, position_N2, truth, 1.5 * radius, 0.3 * radius)
-    clusters = max(len(mixture) for mixture in [*mixtures, *(truth or [])])
-    note = None if truth is None else "disc: estimated, ring: true"
-    add_legend(figure, [Patch(color=tint(s), label=_cluster(s)) for s in range(clusters)], note)
-
-
-def _draw_shares(
-    axes: Axes, position_N2: Points, mixtures: list[list[float]], radius: float, thickness: float
-) -> None:
-    """Draw the shares clockwise from the top, in grey if the mixture is unknown."""
-    wedges, colours = [], []
-    for (x, y), mixture in zip(position_N2, mixtures, strict=True):
-        shares = np.asarray(mixture, dtype=float)
-        shares = np.where(shares < LEAST_SHARE, 0.0, shares)  # else only its edge can be seen
-        is_known = bool(np.isfinite(shares).all() and shares.sum() > 0)
-        ends = 90 - 360 * np.cumsum([0.0, *(shares / shares.sum() if is_known else [1.0])])
-        for s, (start, end) in enumerate(pairwise(ends)):
-            if start > end:
-                wedges.append(Wedge((x, y), radius, end, start, width=thickness))
-                colours.append(tint(s) if is_known else GREY)
-    style: dict[str, Any] = {"facecolors": colours, "edgecolors": "white", "linewidths": 0.3}
-    axes.add_collection(PatchCollection(wedges, zorder=3, **style))
-
-
-def _radius(position_N2: Points) -> float:
-    """Return a radius at which few pies overlap and all can be read."""
-    if len(position_N2) < 2:
-        return 0.1
-    distance_NN = np.linalg.norm(position_N2[:, None] - position_N2[None], axis=2)
-    np.fill_diagonal(distance_NN, np.inf)
-    return float(np.clip(0.33 * np.quantile(distance_NN.min(axis=1), 0.2), 0.02, 0.08))
-
-
-# ---- parts of all figures
-
-
-def make_panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
-    """Return a column-wide figure with its panels, two or three in a row."""
-    columns = min(count, 2 if count == 4 else 3)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH_INCHES, 1.0 + 2.0 * max(rows, 1.2)), layout="constrained")
-    figure.suptitle(title, fontsize=TEXT_POINTS)
-    panels = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel().tolist()
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=SMALL_POINTS)
-        axes.xaxis.label.set_size(TEXT_POINTS)
-        axes.yaxis.label.set_size(TEXT_POINTS)
-    for axes in panels[count:]:
-        axes.remove()
-    return figure, panels[:count]
-
-
-def tick_rounds(axes: Axes, rounds: Sequence[float]) -> None:
-    """Put ticks at integer rounds only, none of them after the last round."""
-    if rounds:
-        ticks = MaxNLocator(nbins=6, integer=True).tick_values(min(rounds), max(rounds))
-        axes.set_xticks([tick for tick in ticks if min(rounds) <= tick <= max(rounds)])
-    if len(set(rounds)) == 1:
-        axes.set_xlim(rounds[0] - 0.5, rounds[0] + 0.5)
-
-
-def add_legend(figure: Figure, handles: list[Artist], title: str | None = None) -> None:
-    """Add a legend below the panels, where it hides nothing."""
-    if handles:
-        longest = max(len(str(handle.get_label())) for handle in handles)
-        rows = -(-len(handles) // max(1, min(4, LEGEND_LETTERS // (longest + SAMPLE_LETTERS))))
-        columns = -(-len(handles) // rows)
-        style: dict[str, Any] = {
-            "fontsize": SMALL_POINTS,
-            "title_fontsize": SMALL_POINTS,
-            "frameon": False,
-        }
-        place: dict[str, Any] = {"ncols": columns, "loc": "outside lower center"}
-        figure.legend(handles=handles, title=title, **place, **style)
-
-
-def _marker(rounds: Points) -> str | None:
-    """Return a marker for a single point, which is invisible as a line."""
-    return "o" if len(rounds) == 1 else None
-
-
-def tint(i: int) -> str:
-    return PALETTE[i % len(PALETTE)]
-
-
-def _dash(i: int) -> str:
-    return DASHES[(i + i // len(PALETTE)) % len(DASHES)]
-
-
-def _cluster(s: int) -> str:
-    return f"cluster {s}"

@@ -8,20 +8,22 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedspd.reporting.figures import (
-    OVER_SEEDS,
+from fedspd.reporting.figure_style import (
     SMALL_POINTS,
     TEXT_POINTS,
+    add_legend,
+    make_panels,
+    tick_rounds,
+    tint,
+)
+from fedspd.reporting.figures import (
+    OVER_SEEDS,
     Curve,
     Line,
-    add_legend,
     draw_curve,
     draw_line,
     jitter,
-    make_panels,
     positions,
-    tick_rounds,
-    tint,
 )
 
 
@@ -90,7 +92,8 @@ def _wrap(title: str) -> str:
 def _name(axes: Axes, name: str, xlabel: str, ylabel: str) -> None:
     axes.set_title(name, fontsize=SMALL_POINTS)
     axes.set_xlabel(xlabel, fontsize=TEXT_POINTS)
-    if axes.get_subplotspec() is None or axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+    place = axes.get_subplotspec()
+    if place is None or place.is_first_col():
         axes.set_ylabel(ylabel, fontsize=TEXT_POINTS)
 
 

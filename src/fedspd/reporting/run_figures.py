@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedspd.core.metrics import relabelling
-from fedspd.reporting import figure_files, figures
+from fedspd.reporting import figure_files, figures, network_figure
 from fedspd.reporting.method_rows import Comparison, Line, MethodRow, accuracy_along
 from fedspd.reporting.points import canonical_json, format_label, format_point
 from fedspd.reporting.statistics import Interval
@@ -94,7 +94,7 @@ def _draw_network(record: RunFolder) -> Figure:
     clients = record.read("result.json")["clients"]
     count, mixtures = len(clients["accuracy"]), clients["mixture"]
     truth = true_mixtures(record)[:count] if mixtures else None  # newcomers are not in the graph
-    return figures.draw_network(edges, mixtures, count, truth)
+    return network_figure.draw_network(edges, mixtures, count, truth)
 
 
 def true_mixtures(record: RunFolder) -> list[list[float]]:
