@@ -1,15 +1,19 @@
-"""What each aggregation rule withstands: one insider against honest peers, by degree.
+"""What each aggregation rule withstands: insiders against honest peers, by degree.
 
 The peers run in this process, over the in-memory transport, with every check of a real node.
-`python -m chaos.attacks` writes docs/attacks.json and the table of docs/security.md.
+`python -m chaos.attacks` writes docs/attacks.json and the table of docs/security.md. It keeps the
+results that are in attacks.json already, so an interrupted measurement goes on where it stopped.
 """
 
+import argparse
 import asyncio
+import itertools
 import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +29,13 @@ from fedspd.core.graph import Graph, LinkRule
 from fedspd.experiment.build import build_experiment
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.wire.messages import Announcement, Offer, Request
+from fedspd.storage.atomic import write_atomically
 from fedspd.testing.peers import open_peers, run_together
 
 Json = dict[str, Any]
-NODES, ROUNDS = 8, 15
-INSIDER = "n3"
+NODES, ROUNDS, SEEDS = 8, 15, 3
+INSIDERS = ("n3", "n6")  # a lie of one insider is that of the first
+TEST_EXAMPLES = 44  # of each node: as many as the digits have
 DOCS = Path(__file__).parents[2] / "docs"
 TIMEOUTS = Timeouts(start=60, min_deadline=30, max_deadline=60, heartbeat_interval=1, linger=0.3)
 RULES: tuple[LinkRule, ...] = ("uniform", "median", "trimmed", "clipped")
@@ -46,7 +52,9 @@ class SendsInstead(Lie):
     forge: Callable[[Tensor, Tensor], Tensor]  # own_P, honest_HP -> lie_P
 
     def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
-        """Return a false model for every cluster."""
+        """Return a false model for every cluster; the numbers of a search stay true."""
+        if not request.is_model:
+            return truth
         offers, rows = network.honest_offers(request).values(), []
         for cluster, own_P in zip(truth.clusters, truth.model_KP, strict=True):
             honest = [
@@ -157,27 +165,35 @@ def graph_of(degree: str, rule: LinkRule) -> Graph:
     return Graph.from_edges(NODES, [(min(edge), max(edge)) for edge in edges], rule)
 
 
-def play(method: str, degree: str, rule: LinkRule, lie: Lie | None, **settings: Any) -> float:
+def play(case: "Case", degree: str, rule: LinkRule, seed: int, is_honest: bool) -> float:
     """Return the mean accuracy of the honest nodes after the final phase."""
     tree = {
-        "method": method,
+        "method": case.method,
         "clients": NODES,
-        "clusters": 1 if method == "fedavg" else 2,
+        "clusters": 2,
         "rounds": ROUNDS,
-        "data": {"name": "digits", "examples": 60, "mixture": "permutation", "shares": "pure"},
+        "seed": seed,
+        "data": {
+            "name": "digits",
+            "examples": 60,
+            "test_examples": TEST_EXAMPLES,
+            "mixture": "permutation",
+            "shares": "pure",
+        },
         "model": {"name": "mlp", "hidden": 16},
         "training": {"lr": 0.1, "epochs": 3, "batch": 20},
-        **settings,
+        **case.settings,
     }
     plan = build_experiment(validate(tree)).plan
-    network = InsiderNetwork({} if lie is None else {INSIDER: lie})
+    insiders = INSIDERS[: case.insiders]
+    network = InsiderNetwork({} if is_honest else dict.fromkeys(insiders, case.lie))
     with (
         tempfile.TemporaryDirectory(prefix="fedspd-attack-") as folder,
         open_peers(plan, graph_of(degree, rule), ROUNDS, network, Path(folder), TIMEOUTS) as peers,
     ):
         asyncio.run(run_together(*(peer.run() for peer in peers)))
-        accuracy = [peer.journal.last["accuracy"] for peer in peers if peer.context.name != INSIDER]
-    return float(np.mean(accuracy))
+        honest = [peer for peer in peers if peer.context.name not in insiders]
+        return float(np.mean([peer.journal.last["accuracy"] for peer in honest]))
 
 
 @dataclass(frozen=True)
@@ -189,23 +205,25 @@ class Case:
     lie: Lie
     rules: Sequence[LinkRule] = RULES
     settings: Json = field(default_factory=dict)
+    insiders: int = 1
+
+    def honest_key(self, degree: str, rule: LinkRule, seed: int) -> str:
+        """Return what a run without the lie depends on."""
+        return json.dumps([self.method, self.settings, self.insiders, degree, rule, seed])
 
 
 NO_LABELS = {"fedspd": {"align_every": 0}}
 ROBUST_OR_NOT: tuple[LinkRule, ...] = ("uniform", "median")
+FLIP, ALIE, IPM = map(SendsInstead, (flip_sign, little_is_enough, inner_product))
 CASES = [
-    Case("sign flip", "fedspd", SendsInstead(flip_sign), settings=NO_LABELS),
-    Case("ALIE", "fedspd", SendsInstead(little_is_enough), settings=NO_LABELS),
-    Case("IPM", "fedspd", SendsInstead(inner_product), settings=NO_LABELS),
+    Case("sign flip", "fedspd", FLIP, settings=NO_LABELS),
+    Case("ALIE", "fedspd", ALIE, settings=NO_LABELS),
+    Case("IPM", "fedspd", IPM, settings=NO_LABELS),
     Case("dissensus", "fedspd", Dissensus(), settings=NO_LABELS),
     Case("huge values", "fedspd", SendsInstead(send_huge), settings=NO_LABELS),
-    Case(
-        "label notes",
-        "fedspd",
-        SwapsLabels(),
-        ROBUST_OR_NOT,
-        {"fedspd": {"align_every": 2}},
-    ),
+    Case("two insiders: ALIE", "fedspd", ALIE, settings=NO_LABELS, insiders=2),
+    Case("two insiders: IPM", "fedspd", IPM, settings=NO_LABELS, insiders=2),
+    Case("label notes", "fedspd", SwapsLabels(), ROBUST_OR_NOT, {"fedspd": {"align_every": 2}}),
     Case(
         "1e308 examples",
         "fedspd",
@@ -213,58 +231,88 @@ CASES = [
         ("examples",),
         NO_LABELS,
     ),
-    Case("Split: directions and coordinates", "fedspd-split", SearchLie(-5.0), ROBUST_OR_NOT),
-    Case("Split: corners and S", "fedspd-split", SearchLie(1e6), ROBUST_OR_NOT),
+    Case("Split: sign flip", "fedspd-split", FLIP),
+    Case("Split: IPM", "fedspd-split", IPM),
+    Case("Split: directions and coordinates", "fedspd-split", SearchLie(-5.0)),
+    Case("Split: corners and S", "fedspd-split", SearchLie(1e6)),
     Case(
         "Split: labelling",
         "fedspd-split",
         Announces(lambda truth: replace(truth, note=2**62 if truth.note > 0 else truth.note)),
-        ROBUST_OR_NOT,
     ),
 ]
 
 
-def run(cases: Sequence[Case], degrees: Sequence[str]) -> list[Json]:
-    """Play every case under its rules and degrees, each beside a run without the lie."""
-    rows: list[Json] = []
-    honest: dict[str, float] = {}
-    for case in cases:
+def run(
+    cases: Sequence[Case], degrees: Sequence[str], seeds: int, known: Sequence[Json] = ()
+) -> Iterator[Json]:
+    """Yield a row for every case, rule and degree of each seed, beside a run without the lie.
+
+    Rows that are known already are not played again, and not yielded.
+    """
+    by_name = {case.name: case for case in cases}
+    about = [(row["case"], row["degree"], row["rule"], row["seed"]) for row in known]
+    honest = {
+        by_name[name].honest_key(*rest): row["honest"]
+        for (name, *rest), row in zip(about, known, strict=True)
+        if name in by_name
+    }
+    for seed, case, degree in itertools.product(range(seeds), cases, degrees):
         for rule in case.rules:
-            for degree in degrees:
-                about = case.method, degree, rule
-                key = json.dumps([about, case.settings])
-                if key not in honest:
-                    honest[key] = play(*about, None, **case.settings)
-                accuracy = play(*about, case.lie, **case.settings)
-                row = {"case": case.name, "method": case.method, "rule": rule, "degree": degree}
-                rows.append({**row, "accuracy": accuracy, "honest": honest[key]})
-                print(time.strftime("%H:%M:%S"), json.dumps(rows[-1]), flush=True)
-    return rows
+            if (case.name, degree, rule, seed) in about:
+                continue
+            key = case.honest_key(degree, rule, seed)
+            if key not in honest:
+                honest[key] = play(case, degree, rule, seed, is_honest=True)
+            yield {
+                "case": case.name,
+                "method": case.method,
+                "rule": rule,
+                "degree": degree,
+                "seed": seed,
+                "accuracy": play(case, degree, rule, seed, is_honest=False),
+                "honest": honest[key],
+            }
 
 
 def render(rows: Sequence[Json]) -> str:
-    """Return the table as Markdown: the loss of accuracy in points, and the honest accuracy."""
-    head = ["one insider of eight", "rule", *(f"degree {d}" for d in GRAPHS)]
+    """Return the table as Markdown: the loss in points with its standard error, over seeds."""
+    head = ["insider of eight nodes", "rule", *(f"degree {d}" for d in GRAPHS)]
     lines = [head, ["---"] * len(head)]
-    for case, rule in dict.fromkeys((row["case"], row["rule"]) for row in rows):
-        cells = {
-            row["degree"]: f"{100 * (row['honest'] - row['accuracy']):.1f} "
-            f"({100 * row['honest']:.1f} %)"
-            for row in rows
-            if (row["case"], row["rule"]) == (case, rule)
-        }
-        lines.append([case, f"`{rule}`", *(cells.get(degree, "–") for degree in GRAPHS)])
+    cells: defaultdict[tuple[str, str], defaultdict[str, list[Json]]]
+    cells = defaultdict(lambda: defaultdict(list))
+    order = {case.name: number for number, case in enumerate(CASES)}
+    for row in sorted(rows, key=lambda row: order[row["case"]]):
+        cells[row["case"], row["rule"]][row["degree"]].append(row)
+    for (case, rule), by_degree in cells.items():
+        found = [_render_cell(by_degree[degree]) for degree in GRAPHS]
+        lines.append([case, f"`{rule}`", *found])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write() -> None:
-    """Measure everything; write docs/attacks.json and the table of docs/security.md."""
+def _render_cell(rows: Sequence[Json]) -> str:
+    if not rows:
+        return "–"
+    losses = [100 * (row["honest"] - row["accuracy"]) for row in rows]
+    spread = f" ± {np.std(losses, ddof=1) / len(losses) ** 0.5:.1f}" if len(losses) > 1 else ""
+    honest = np.mean([100 * row["honest"] for row in rows])
+    return f"{np.mean(losses):.1f}{spread} ({honest:.1f} %)"
+
+
+def write(seeds: int = SEEDS) -> None:
+    """Measure what is missing; write docs/attacks.json and the table of docs/security.md."""
     logging.getLogger("fedspd").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    rows = run(CASES, list(GRAPHS))
-    (DOCS / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")
+    path = DOCS / "attacks.json"
+    rows: list[Json] = json.loads(path.read_text()) if path.exists() else []
+    for row in run(CASES, list(GRAPHS), seeds, rows):
+        rows.append(row)
+        write_atomically(path, json.dumps(rows, indent=1) + "\n")
+        print(time.strftime("%H:%M:%S"), json.dumps(row), flush=True)
     table.replace(DOCS / "security.md", render(rows))
 
 
 if __name__ == "__main__":
-    write()
+    parser = argparse.ArgumentParser(prog="python -m chaos.attacks", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    write(parser.parse_args().seeds)

@@ -10,7 +10,13 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fedspd.core.errors import ConfigError, NodeError, RejectedError, UnreachableError
+from fedspd.core.errors import (
+    ConfigError,
+    NodeError,
+    RejectedError,
+    TransportError,
+    UnreachableError,
+)
 from fedspd.node.host.provisioning import add, revoke
 from fedspd.node.identity.certificates import host_name, now
 from fedspd.node.identity.credentials import Authority, Credentials
@@ -42,13 +48,13 @@ def tls_of(world, name):
 # ---- certificates
 
 
-def test_node_rejects_a_foreign_authority_in_silence(secure, capfd):
+def test_node_refuses_a_foreign_authority_at_the_handshake(secure, capfd):
     """The caller has the network's ca.crt, which is public, but no certificate of it."""
     forged = Authority.create().issue("b", 1, ["a"], "127.0.0.1:1")
     ca = (secure.folder / "ca.crt").read_bytes()
 
     async def work():
-        async with secure.running("a", "d") as (_, d):
+        async with secure.running("a", "d") as (a, d):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call_hello(secure, Credentials(ca, forged.certificate, forged.key))
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -56,12 +62,13 @@ def test_node_rejects_a_foreign_authority_in_silence(secure, capfd):
                 await call_hello(secure, forged)  # nor does the caller trust a
             await d.hello("a", secure.hello(), TIMEOUT)
             assert [sender for sender, _ in secure.nodes["a"].received] == ["d"]
+            assert set(a.rejected) == {"handshake"}
 
     run(work())
-    assert capfd.readouterr().err == ""  # strangers cannot fill the log
+    assert capfd.readouterr().err == ""  # gRPC itself logs nothing
 
 
-def test_node_rejects_an_expired_certificate_in_silence(secure, capfd, monkeypatch):
+def test_node_refuses_an_expired_certificate_at_the_handshake(secure, caplog, monkeypatch):
     authority = Authority.load(secure.folder)
     monkeypatch.setattr("fedspd.node.identity.certificates.now", lambda: now() - timedelta(days=3))
     expired = authority.issue("b", 1, ["a"], "127.0.0.1:1", days=1)
@@ -73,7 +80,7 @@ def test_node_rejects_an_expired_certificate_in_silence(secure, capfd, monkeypat
             assert secure.nodes["a"].received == []
 
     run(work())
-    assert capfd.readouterr().err == ""
+    assert "certificate: certificate has expired." in caplog.text
 
 
 def test_transport_does_not_talk_to_another_node_at_a_neighbours_address(secure):
@@ -109,12 +116,15 @@ def test_transport_neither_answers_nor_calls_a_revoked_node(secure, caplog):
         async with secure.running("a", "b", "d") as (a, b, d):
             await b.hello("a", secure.hello(), TIMEOUT)
             revoke(secure.folder, "b")
-            with pytest.raises(RejectedError, match="revoked"):
-                await b.hello("a", secure.hello(), TIMEOUT)  # over its open connection
+            with pytest.raises(TransportError):  # over its open connection
+                await b.hello("a", secure.hello(), TIMEOUT)
+            with pytest.raises(grpc.aio.AioRpcError):  # at the handshake
+                await call_hello(secure, Credentials.load(secure.folder / "nodes" / "b"))
             with pytest.raises(RejectedError, match="'b' is not called: its certificate is rev"):
                 await a.hello("b", secure.hello(), TIMEOUT)
             await d.hello("a", secure.hello(), TIMEOUT)
-            assert a.rejected == {"revoked": 1}  # the call of b; a itself called nobody
+            assert set(a.rejected) == {"revoked"}
+            assert [sender for sender, _ in secure.nodes["a"].received] == ["b", "d"]
             assert 'reason="revoked"' in caplog.text
             assert not a.is_muted("b")
 
@@ -122,30 +132,21 @@ def test_transport_neither_answers_nor_calls_a_revoked_node(secure, caplog):
 
 
 def test_authenticate_verifies_again_when_a_certificate_expires(secure):
-    tls = tls_of(secure, "a")
-    context = {
-        "ssl_tls_version": [b"TLSv1.3"],
-        "x509_pem_cert": [(secure.folder / "nodes/b/node.crt").read_bytes()],
-    }
-    assert tls.authenticate(context).name == "b"
+    tls, certificate = tls_of(secure, "a"), (secure.folder / "nodes/b/node.crt").read_bytes()
+    identity = tls.authenticate(certificate)
+    assert identity.name == "b"
     tls.clock = tls.verifier._clock = lambda: now() + timedelta(days=400)
     with pytest.raises(RejectedError, match=r"^expired: "):
-        tls.authenticate(context)
-
-
-def test_authenticate_rejects_old_tls(secure):
-    tls = tls_of(secure, "a")
-    certificate = (secure.folder / "nodes/b/node.crt").read_bytes()
-    for version in ({"ssl_tls_version": [b"TLSv1.2"]}, {}):
-        with pytest.raises(RejectedError, match=r"^old TLS: "):
-            tls.authenticate({"x509_pem_cert": [certificate], **version})
+        tls.authenticate(certificate)
+    with pytest.raises(RejectedError, match=r"^expired: "):
+        tls.check(identity)
 
 
 def test_authenticate_remembers_a_bounded_number_of_certificates(secure):
     authority, tls = Authority.load(secure.folder), tls_of(secure, "a")
     for number in range(300):
         own = authority.issue("b", 1, ["a"], f"127.0.0.1:{number + 1}")
-        tls.authenticate({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [own.certificate]})
+        tls.authenticate(own.certificate)
     assert len(tls._verified) <= 256
     assert tls.identities["b"].address == "127.0.0.1:300"
 

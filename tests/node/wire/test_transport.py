@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedspd.core.errors import RejectedError, UnreachableError
+from fedspd.core.errors import RejectedError, TransportError, UnreachableError
 from fedspd.node.wire.codec import CHUNK_BYTES
 from fedspd.node.wire.messages import JOINING, Offer, Request
 
@@ -233,9 +233,9 @@ def test_cancelled_call_frees_its_slot(world, tools):
 def test_transport_rejects_a_node_that_is_not_a_neighbour(world):
     async def work():
         async with world.running("a", "c") as (a, c):
-            with pytest.raises(RejectedError, match="not a neighbour"):
+            with pytest.raises(TransportError):  # with TLS, c fails at the handshake already
                 await c.hello("a", world.hello(), TIMEOUT)
-            assert a.rejected == {"not a neighbour": 1}
+            assert set(a.rejected) == {"not a neighbour"}
             assert world.nodes["a"].received == []
 
     run(work())

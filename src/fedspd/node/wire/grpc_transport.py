@@ -1,8 +1,9 @@
 """The transport over gRPC and mutual TLS 1.3.
 
 Plaintext needs a network that was created for it, and the option on every node. The sender of a
-message is the node that its certificate names; other callers are rejected. The options below and
-the limits in base.py bound the memory, threads and time that any caller can take.
+message is the node that its certificate names; front.py refuses other callers at the handshake.
+Its bounds, the options below and the limits in base.py bound the memory, threads and time that any
+caller can take.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from fedspd.node.wire.codec import (
     InvalidMessageError,
     claimed_sender,
 )
+from fedspd.node.wire.front import Front, build_context, max_descriptors
 from fedspd.node.wire.messages import Handler
 
 # gRPC reads this once, at import. It leaves TLS 1.2 a single suite, for RSA keys, which no node
@@ -48,8 +50,7 @@ log = logging.getLogger("fedspd.node")
 SERVICE = "fedspd.Peer"
 REQUEST_TIMEOUT_SECONDS = 10.0  # for a request to follow its headers
 MAX_VERIFIED = 256  # verified certificates that are remembered
-MAX_DESCRIPTORS = 65_536  # files and connections to ask the system for
-MAX_CONNECTIONS = 4_096  # of strangers and neighbours: one takes about 70 kB
+MAX_CONNECTIONS = 4_096  # in plaintext: one takes about 70 kB
 MAX_RPCS = 256  # at a time; base.py limits each neighbour to a few of them
 REFUSALS = ("Connection refused", "DNS resolution failed")  # in gRPC's words
 MAX_DETAIL_CHARS = 300  # of a neighbour's error
@@ -73,7 +74,6 @@ SERVER_OPTIONS: Options = [
     *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a second node at the same address must fail
     ("grpc.max_concurrent_streams", 16),
-    ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
 ]
 CLIENT_OPTIONS: Options = [
@@ -103,6 +103,7 @@ class GrpcTransport(BaseTransport):
         _check_security(manifest, insecure_plaintext)
         self.address = address or manifest.member(name).address
         self.tls = TlsContext(manifest, bundle, name) if manifest.secure else None
+        self._front: Front | None = None
         self._server: Any = None
         self._channels: dict[str, tuple[str, Any]] = {}  # the address and channel of a neighbour
 
@@ -124,11 +125,15 @@ class GrpcTransport(BaseTransport):
         self._server.add_generic_rpc_handlers((service,))
         self._bind()
         await self._server.start()
+        if self._front:
+            self._front.start()
 
     def _bind(self) -> None:
         try:
             if self.tls:
-                self._server.add_secure_port(self.address, self.tls.server_credentials)
+                self._front = self._build_front(self.tls)
+                self._server.add_insecure_port(self._front.target)
+                self._front.bind(self.address)
             else:
                 log.warning(
                     "insecure plaintext enabled, anyone can read, alter and forge messages: "
@@ -136,11 +141,16 @@ class GrpcTransport(BaseTransport):
                     self.address,
                 )
                 self._server.add_insecure_port(self.address)
-        except RuntimeError:
+        except (RuntimeError, OSError):
             raise NodeError(
                 f"address = '{self.address}': cannot listen there; expected a free port of this "
                 "machine. Stop the process that uses the port, or set --listen."
             ) from None
+
+    def _build_front(self, tls: "TlsContext") -> Front:
+        neighbours = self.manifest.member(self.name).neighbours
+        addresses = {name: self.manifest.member(name).address for name in neighbours}
+        return Front(tls.server_context, tls, self.rejection_log, addresses)
 
     def _rpc_handler(self, method: RpcMethod) -> Any:
         """Return gRPC's handler of a method.
@@ -163,8 +173,8 @@ class GrpcTransport(BaseTransport):
     async def _handle(
         self, method: RpcMethod, requests: AsyncIterator[bytes], context: Any
     ) -> FrameStream:
-        if self.tls:
-            data, sender = None, self._authenticate(self.tls, context)
+        if self._front:
+            data, sender = None, self._authenticate(self._front, context)
         else:
             data = await _read_request(requests)
             sender = self._trust_claim(data, context)
@@ -174,9 +184,9 @@ class GrpcTransport(BaseTransport):
                 async for frame in frames:
                     yield frame
 
-    def _authenticate(self, tls: "TlsContext", context: Any) -> str:
+    def _authenticate(self, front: Front, context: Any) -> str:
         try:
-            return tls.authenticate(context.auth_context()).name
+            return front.identify(context.peer()).name
         except RejectedError as error:
             reason, _, sentence = str(error).partition(": ")
             self.reject(_caller_host(context), reason, sentence)
@@ -244,9 +254,14 @@ class GrpcTransport(BaseTransport):
         for _, channel in self._channels.values():
             await channel.close()
         self._channels.clear()
+        if self._front:
+            self._front.stop_listening()
         if self._server is not None:
             await self._server.stop(grace=0.5)
             self._server = None
+        if self._front:
+            self._front.close()
+            self._front = None
 
 
 class TlsContext:
@@ -261,21 +276,15 @@ class TlsContext:
                 f"expected the bundle of '{name}'. Copy the right bundle."
             )
         self.verifier, self.clock = CertificateVerifier(bundle, identity), now
-        self.server_credentials = grpc.ssl_server_credentials(
-            [(own.key, own.certificate)], own.ca, require_client_auth=True
-        )
+        self.server_context = build_context(bundle)
         self.channel_credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
         # Identities from certificates, by name: they are newer than the manifest.
         self.identities: dict[str, NodeIdentity] = {}
         self._serials = {member.name: member.serial for member in manifest.members}
         self._verified: dict[bytes, NodeIdentity] = {}
 
-    def authenticate(self, auth_context: dict[str, list[bytes]]) -> NodeIdentity:
+    def authenticate(self, certificate: bytes) -> NodeIdentity:
         """Return the caller's identity, or raise RejectedError with `reason: sentence`."""
-        version = bytes(auth_context.get("ssl_tls_version", [b"?"])[0]).decode()
-        if version != "TLSv1.3":
-            raise RejectedError(f"old TLS: the connection uses {version}; expected TLSv1.3.")
-        (certificate,) = auth_context["x509_pem_cert"]
         identity = self._verified.get(certificate)
         if identity is None or self._is_outdated(identity):
             identity = self.verifier.verify(certificate)
@@ -284,6 +293,13 @@ class TlsContext:
             self._verified[certificate] = identity
         self.identities[identity.name] = identity
         return identity
+
+    def check(self, identity: NodeIdentity) -> None:
+        """Raise RejectedError, with `reason: sentence`, if the certificate is no longer valid."""
+        if self.verifier.is_revoked(identity.serial):
+            raise RejectedError(f"revoked: the certificate of '{identity.name}' is revoked.")
+        if self.clock() > identity.valid_until:
+            raise RejectedError(f"expired: the certificate of '{identity.name}' is expired.")
 
     def _is_outdated(self, identity: NodeIdentity) -> bool:
         return self.verifier.is_revoked(identity.serial) or self.clock() > identity.valid_until
@@ -309,19 +325,8 @@ def _check_security(manifest: Manifest, insecure_plaintext: bool) -> None:
 
 
 def _max_connections() -> int:
-    """Raise the limit of open files, and return how many connections may be open at a time.
-
-    Callers take at most half of the files.
-    """
-    try:
-        import resource
-    except ImportError:  # Windows sets no limit
-        return MAX_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(1, min(wanted // 2, MAX_CONNECTIONS))
+    """Return how many connections may be open at a time: at most half of the files."""
+    return max(1, min(max_descriptors() // 2, MAX_CONNECTIONS))
 
 
 async def _read_request(requests: AsyncIterator[bytes]) -> bytes:

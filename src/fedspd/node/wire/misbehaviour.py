@@ -81,6 +81,7 @@ class RejectionLog:
         self.clock = clock
         self.counts: Counter[str] = Counter()
         self._logged_at: dict[tuple[str, str], float] = {}
+        self._unlogged: Counter[str] = Counter()  # connections of strangers, by reason
 
     def record(self, sender: str, reason: str, sentence: str) -> None:
         """Count a rejection, and log it unless the same was logged a moment ago."""
@@ -92,3 +93,16 @@ class RejectionLog:
             self._logged_at.clear()
         self._logged_at[sender, reason] = now
         log.warning('message rejected: sender=%s reason="%s" detail="%s"', sender, reason, sentence)
+
+    def record_stranger(self, address: str, reason: str, sentence: str) -> None:
+        """Count a refused connection; strangers share one line for a reason in ten seconds."""
+        self.counts[reason] += 1
+        now, last = self.clock(), self._logged_at.get(("", reason))
+        if last is not None and now - last < LOG_INTERVAL_SECONDS:
+            self._unlogged[reason] += 1
+            return
+        self._logged_at["", reason] = now
+        log.warning(
+            'connection refused: address=%s reason="%s" detail="%s" unlogged=%d',
+            address, reason, sentence, self._unlogged.pop(reason, 0),
+        )  # fmt: skip

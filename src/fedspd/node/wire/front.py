@@ -1,0 +1,339 @@
+"""The TLS front of a node: it admits neighbours alone and bounds what each of them can take.
+
+gRPC's server does not say who failed at a handshake, accepts revoked certificates, and keeps
+headers that never end. Therefore a node itself terminates mutual TLS 1.3, and forwards the bytes
+of its neighbours to gRPC's Unix socket, in a folder that only its user can open. The name of the
+front's end of such a connection tells gRPC which neighbour calls: it is random, and known to this
+process alone.
+
+Places for neighbours are separate from those for handshakes, so strangers cannot take them.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedspd.core.errors import RejectedError
+from fedspd.node.identity.certificates import NodeIdentity
+from fedspd.node.wire.connection import CallerEnd, Connection, ServerEnd
+from fedspd.node.wire.frames import TokenBucket
+from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS, RejectionLog
+
+log = logging.getLogger("fedspd.node")
+
+HANDSHAKE_SECONDS = 5.0
+CLOSE_SECONDS = 1.0  # for the caller to agree that a connection ends
+CHECK_SECONDS = 1.0  # between two looks at the certificates of open connections
+RETRY_SECONDS = 0.1  # after the system had no descriptor left
+BACKLOG = 512
+MAX_DESCRIPTORS = 65_536  # files and connections to ask the system for
+MAX_PENDING = 128  # handshakes at a time
+MAX_PENDING_PER_HOST = 32
+MAX_CONNECTIONS = 4  # of one neighbour: it uses one, and a crash may leave another
+MAX_HOSTS = 1024  # whose failures are remembered
+FAILURES, FAILURES_PER_SECOND = 20, 2.0  # handshakes that one address may fail
+CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one is of a second process
+UNITS, UNITS_PER_SECOND = 20_000, 4_000.0  # frames of one neighbour; a call costs CALL_UNITS
+
+
+class Gatekeeper(Protocol):
+    """The part of a node that knows its neighbours."""
+
+    def authenticate(self, certificate: bytes) -> NodeIdentity:
+        """Return the identity in a PEM certificate, or raise RejectedError."""
+        ...
+
+    def check(self, identity: NodeIdentity) -> None:
+        """Raise RejectedError if an identity is no longer valid."""
+        ...
+
+
+class Front:
+    """The listener of a node, in front of gRPC's Unix socket."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        gatekeeper: Gatekeeper,
+        rejections: RejectionLog,
+        addresses: Mapping[str, str],
+    ) -> None:
+        """Admit the callers whom the gatekeeper knows; `addresses` are those of the neighbours."""
+        self.gatekeeper, self.rejections = gatekeeper, rejections
+        self._context = context
+        self._folder = Path(tempfile.mkdtemp(prefix="fedspd-"))  # mode 0700
+        self._listeners: list[socket.socket] = []
+        self._max_pending = min(MAX_PENDING, max_descriptors() // 8)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], str] = {}  # hosts of handshakes, oldest first
+        self._failures: dict[str, TokenBucket] = {}  # by host
+        self._connections: dict[str, list[Connection]] = {}  # by neighbour, oldest first
+        self._callers: dict[str, Connection] = {}  # by the name of the front's end
+        self._units: dict[str, TokenBucket] = {}  # by neighbour
+        # the last host of each neighbour; one that has a name is known once it has called
+        self._hosts = {name: known for name, each in addresses.items() if (known := literal(each))}
+        self._cloned_at: dict[str, float] = {}
+
+    @property
+    def target(self) -> str:
+        """The address at which gRPC must listen."""
+        return f"unix:{self._folder / 'grpc'}"
+
+    def bind(self, address: str) -> None:
+        """Take the port; raise OSError if that is not possible."""
+        host, _, port = address.rpartition(":")
+        infos = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, sockaddr in dict.fromkeys(infos):
+            listener = socket.create_server(
+                sockaddr[:2],
+                family=family,
+                backlog=BACKLOG,
+                dualstack_ipv6=sockaddr[0] == "::",
+            )
+            listener.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+            self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begin to accept connections; gRPC listens already."""
+        for listener in self._listeners:
+            self._spawn(self._accept(listener))
+        self._spawn(self._check_connections())
+
+    def stop_listening(self) -> None:
+        """Refuse new connections, and end all handshakes; those of neighbours stay open."""
+        for task in self._tasks:
+            task.cancel()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def close(self) -> None:
+        """Close everything."""
+        self.stop_listening()
+        for connection in list(self._callers.values()):
+            connection.abort()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def identify(self, peer: str) -> NodeIdentity:
+        """Return the neighbour behind a call, by gRPC's name of its peer."""
+        connection = self._callers.get(peer.rpartition("/")[2])
+        if connection is None:
+            raise RejectedError("unknown: the call did not come through the TLS front.")
+        self.gatekeeper.check(connection.identity)
+        return connection.identity
+
+    # ---- strangers
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is left
+                self._drop_pending(self._busiest_host())
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            host = host_of(address[0])
+            if self._may_try(host):
+                task = self._spawn(self._admit(accepted, host))
+                self._pending[task] = host
+                task.add_done_callback(self._pending.pop)
+            else:
+                accepted.close()
+            await asyncio.sleep(0)  # a flood of connections must not hold up everything else
+
+    def _may_try(self, host: str) -> bool:
+        """Return whether a host may begin a handshake, and make room for it."""
+        bucket = self._failures.get(host)
+        if bucket is not None and bucket.is_empty() and host not in self._hosts.values():
+            self.rejections.record_stranger(host, "crowded", "too many failed handshakes.")
+            return False
+        if sum(other == host for other in self._pending.values()) >= MAX_PENDING_PER_HOST:
+            self._drop_pending(host)
+        elif len(self._pending) >= self._max_pending:
+            self._drop_pending(self._busiest_host())
+        return True
+
+    def _busiest_host(self) -> str | None:
+        found = Counter(self._pending.values()).most_common(1)
+        return found[0][0] if found else None
+
+    def _drop_pending(self, host: str | None) -> None:
+        """End the oldest handshake of a host: an honest one takes milliseconds."""
+        for task, other in self._pending.items():
+            if other == host and not task.cancelling():
+                task.cancel()
+                self._record_failure(other, "crowded", "too many handshakes at a time.")
+                return
+
+    def _record_failure(self, host: str, reason: str, sentence: str) -> None:
+        if host not in self._failures and len(self._failures) >= MAX_HOSTS:
+            del self._failures[next(iter(self._failures))]
+        bucket = self._failures.setdefault(host, TokenBucket(FAILURES, FAILURES_PER_SECOND))
+        bucket.take(1)
+        self.rejections.record_stranger(host, reason, sentence)
+
+    async def _admit(self, accepted: socket.socket, host: str) -> None:
+        """Make the handshake, and connect a neighbour with gRPC."""
+        try:
+            tls, caller = await asyncio.get_running_loop().connect_accepted_socket(
+                CallerEnd,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=CLOSE_SECONDS,
+            )
+        except (OSError, ssl.CertificateError) as error:
+            self._record_failure(host, "handshake", describe_failure(error))
+            return
+        try:
+            identity = self._authenticate(tls)
+            await self._connect(tls, caller, identity)
+        except RejectedError as error:
+            tls.abort()
+            reason, _, sentence = str(error).partition(": ")
+            self._record_failure(host, reason, sentence)
+        except OSError as error:  # no descriptor is left: a later attempt finds one
+            tls.abort()
+            self._drop_pending(self._busiest_host())
+            self.rejections.record(identity.name, "busy", f"{error.strerror}.")
+        except BaseException:
+            tls.abort()
+            raise
+        else:
+            self._hosts[identity.name] = host
+
+    def _authenticate(self, tls: Any) -> NodeIdentity:
+        found = tls.get_extra_info("ssl_object")
+        if found.selected_alpn_protocol() != "h2":
+            raise RejectedError("handshake: the caller does not speak HTTP/2.")
+        certificate = ssl.DER_cert_to_PEM_cert(found.getpeercert(binary_form=True))
+        return self.gatekeeper.authenticate(certificate.encode())
+
+    # ---- neighbours
+
+    async def _connect(self, tls: Any, caller: CallerEnd, identity: NodeIdentity) -> None:
+        """Connect a neighbour with gRPC, if it has a place left."""
+        name, loop, label = identity.name, asyncio.get_running_loop(), secrets.token_hex(16)
+        end = socket.socket(socket.AF_UNIX)
+        end.setblocking(False)
+        try:
+            end.bind(str(self._folder / label))
+            await loop.sock_connect(end, str(self._folder / "grpc"))
+            os.unlink(self._folder / label)  # the name of the socket stays
+        except BaseException:
+            end.close()
+            raise
+        inner, server = await loop.create_unix_connection(ServerEnd, sock=end)
+        connections = self._connections.setdefault(name, [])
+        if tls.is_closing() or len(connections) >= MAX_CONNECTIONS:
+            inner.abort()
+            raise RejectedError(f"busy: '{name}' has {len(connections)} connections already.")
+        units = self._units.setdefault(name, TokenBucket(UNITS, UNITS_PER_SECOND))
+        connection = self._callers[label] = Connection(self, identity, label, units, tls, inner)
+        connections.append(connection)
+        caller.connection = server.connection = connection
+        tls.resume_reading()
+        inner.resume_reading()
+
+    def forget(self, connection: Connection) -> None:
+        """Give up the place of a connection that has ended."""
+        if self._callers.pop(connection.label, None) is not None:
+            self._connections[connection.identity.name].remove(connection)
+
+    async def _check_connections(self) -> None:
+        """Close the connections of certificates that are revoked or expire."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for connection in list(self._callers.values()):
+                try:
+                    self.gatekeeper.check(connection.identity)
+                except RejectedError as error:
+                    reason, _, sentence = str(error).partition(": ")
+                    self.rejections.record(connection.identity.name, reason, sentence)
+                    connection.abort()
+
+    def record_calls(self, connection: Connection) -> None:
+        """Notice a bundle that runs twice: a node calls over its newest connection alone."""
+        name, now = connection.identity.name, time.monotonic()
+        newest = self._connections[name][-1]
+        if connection is newest or now - newest.begun < CLONE_SECONDS:
+            return
+        self.rejections.counts["cloned bundle"] += 1
+        if now - self._cloned_at.get(name, -LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
+            self._cloned_at[name] = now
+            log.error("bundle runs twice, revoke it: node=%s address=%s", name, self._hosts[name])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def build_context(bundle: Path) -> ssl.SSLContext:
+    """Return the settings of TLS: version 1.3, and a certificate of this network."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(bundle / "ca.crt")
+    context.load_cert_chain(bundle / "node.crt", bundle / "node.key")
+    context.set_alpn_protocols(["h2"])
+    context.num_tickets = 0  # every connection proves its certificate again
+    return context
+
+
+def max_descriptors() -> int:
+    """Raise the limit of open files and connections as far as the system allows; return it."""
+    try:
+        import resource
+    except ImportError:  # Windows sets no limit
+        return MAX_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def host_of(address: str) -> str:
+    """Return the host whose callers count together: an IPv4 address, or a network of IPv6."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return str(ipaddress.IPv6Network((found, 64), strict=False))
+        found = found.ipv4_mapped
+    return str(found)
+
+
+def literal(address: str) -> str | None:
+    """Return the host of an address, or None if it is a name."""
+    try:
+        return host_of(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return None
+
+
+def describe_failure(error: Exception) -> str:
+    """Return why a handshake failed, in a few words that are safe to log."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate: {error.verify_message}."
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS: {error.reason.lower().replace('_', ' ')}."
+    if isinstance(error, ConnectionAbortedError):
+        return f"not done within {HANDSHAKE_SECONDS:g} s."
+    return "the caller closed the connection."
