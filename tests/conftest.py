@@ -1,9 +1,12 @@
 """Shared test settings: one torch thread, so that parallel test processes do not compete for cores;
-no deadline per example; and a callback that keeps all events of a run."""
+no deadline per example; one process for the tests of a file that share fixtures; and a callback
+that keeps all events of a run."""
 
 import logging
 import time
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,28 @@ import fedspd
 torch.set_num_threads(1)
 settings.register_profile("fedspd", deadline=None)
 settings.load_profile("fedspd")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give tests that share a fixture of their module, or use Ray, to one process.
+
+    `xdist_group` is for that, but with pytest 9.2, xdist 3.8 does not see its groups.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def shares_fixtures(path):
+        return 'scope="module"' in path.read_text()
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            if Path(file).name.startswith("test_ray"):
+                return "ray"  # one cluster at a time
+            return file if shares_fixtures(config.rootpath / file) else nodeid
+
+    return Scheduling(config, log)
 
 
 class EventLog(fedspd.Callback):

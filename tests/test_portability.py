@@ -15,8 +15,6 @@ from fedspd.node.identity import certificates
 from fedspd.node.wire import grpc_transport
 from fedspd.storage import atomic
 
-pytestmark = pytest.mark.xdist_group("portability")  # one process makes its fixtures
-
 HIDE = """
 import os, signal, sys
 

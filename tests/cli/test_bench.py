@@ -16,8 +16,6 @@ from fedspd.bench.training import measure_difference
 from fedspd.cli.bench import result_table
 from fedspd.core.precision import has_bfloat16
 
-pytestmark = pytest.mark.xdist_group("bench")  # one process makes its fixtures
-
 ROOT = Path(__file__).parents[2]
 TARGETS = {
     "training_1": 1.6,

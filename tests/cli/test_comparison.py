@@ -15,8 +15,6 @@ import pytest
 from fedspd.cli.main import execute
 from fedspd.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.xdist_group("comparison")  # one process makes its fixtures
-
 pytestmark = pytest.mark.usefixtures("here")
 TINY = [
     "clients=6",

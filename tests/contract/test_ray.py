@@ -6,7 +6,7 @@ Its actors take seconds to start, so most methods wait for the long tests.
 import pytest
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]  # one cluster at a time
+pytestmark = pytest.mark.long
 
 from fedspd.algorithms import METHODS  # noqa: E402
 from fedspd.core.graph import Graph  # noqa: E402

@@ -24,8 +24,6 @@ from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
-
 from ray.exceptions import RayActorError  # noqa: E402
 
 from fedspd.engines.ray_cluster import (  # noqa: E402

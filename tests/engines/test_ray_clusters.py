@@ -14,8 +14,6 @@ from fedspd.cli.main import execute
 from fedspd.core.errors import MissingExtraError
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
-
 from ray.cluster_utils import Cluster  # noqa: E402
 
 SETTINGS = [
