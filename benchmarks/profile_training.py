@@ -18,7 +18,7 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.runtime.processes import keep_memory
 
-SIZE = BenchmarkSize(clients=4, examples=300, turns=1, growth=())
+SIZE = BenchmarkSize(clients=4, examples=300, turns=1, growth=(), wide=900)
 KINDS = {  # by a part of the operator's name; the first match counts
     "convolution_backward": "convolutions, backward",
     "mkldnn_convolution": "convolutions, forward",

@@ -91,11 +91,9 @@ class Gate:
         (folder / "gated.py").write_text(GATED)
         (folder / "hold").touch()
 
-    def wait(self, seconds=60):
+    def wait(self):
         """Return the id of a process that waits."""
-        end = time.monotonic() + seconds
         while not (waiting := list(self.folder.glob("waiting-*"))):
-            assert time.monotonic() < end, "no run waits"
             time.sleep(0.005)
         return int(waiting[0].name.partition("-")[2])
 

@@ -21,7 +21,6 @@ def imported_modules(code: str) -> set[str]:
         [sys.executable, "-c", f"{code}; import sys; print('IMPORTED', *sys.modules)"],
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("IMPORTED")[2].split())
@@ -56,7 +55,6 @@ def test_help_documents_exit_codes():
         [PROGRAM, "run", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
         env=os.environ | {"COLUMNS": "300"},
     )
     assert done.returncode == 0

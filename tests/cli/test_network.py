@@ -151,14 +151,14 @@ print("torch" in sys.modules, code)
 )
 def test_help_and_show_do_not_import_torch(plant, words):
     command = [sys.executable, "-c", RUN, *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False 0"
 
 
 def test_network_names_a_missing_extra(here):
     code = f"import sys; sys.modules['cryptography'] = None\n{RUN}"
     command = [sys.executable, "-c", code, "network", "show"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False 2"
     assert done.stderr == (
         "fedspd: A network of peers needs the extra 'node', which is not installed: "

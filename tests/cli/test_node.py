@@ -18,7 +18,7 @@ from fedspd.cli.node import JsonFormatter
 from fedspd.node.identity.manifest import Manifest
 
 PROGRAM = [sys.executable, "-c", "from fedspd.cli.main import main; main()"]
-TIMEOUT = 120.0  # seconds
+TIMEOUT = 600.0  # seconds
 ALONE = ["clients=1", "rounds=2", "topology.kind=complete", "data.examples=40", "model.name=linear"]
 CONFIG = """
 clients = 3

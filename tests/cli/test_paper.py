@@ -133,7 +133,7 @@ def test_paper_continues_after_kill_and_interrupt(number, own, gate, capsys):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     gate.wait()
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "Continue with: fedspd paper own.toml" in error

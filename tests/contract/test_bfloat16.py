@@ -19,7 +19,7 @@ from fedspd.testing.subject import CLASSES, FEATURES, ROUNDS, path_graph, run, r
 needs_bfloat16 = pytest.mark.skipif(
     not has_bfloat16(), reason="this processor is not known to have bfloat16 instructions"
 )
-WORKERS = (1, 2, 3) if HAS_FORK else (1,)
+WORKERS = (2, 3) if HAS_FORK else ()  # besides one
 BFLOAT16 = ExchangeOptions(dtype="bfloat16")
 
 
@@ -55,7 +55,7 @@ def check_one_hash(make_plan, tmp_path):
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("name", ["fedspd", "fedspd-split"])
+@pytest.mark.parametrize("name", ["fedspd", pytest.param("fedspd-split", marks=pytest.mark.long)])
 def test_training_in_bfloat16_has_one_hash(subjects, name, tmp_path):
     plan = partial(plan_of, subjects[name], precision="bf16")
     assert check_one_hash(plan, tmp_path) != run(Simulator(plan_of(subjects[name])), path_graph())

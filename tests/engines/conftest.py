@@ -189,7 +189,7 @@ class Lab:
         return fedspd.run(out=out, resume=True, workers=workers)
 
     @staticmethod
-    def until(condition: Callable[[], Any], seconds: float = 120) -> None:
+    def until(condition: Callable[[], Any], seconds: float = 600) -> None:
         """Wait for a condition; the limit is for a test that hangs, not a measurement."""
         end = time.monotonic() + seconds
         while not condition():

@@ -89,7 +89,7 @@ def test_lock_lets_one_process_write_at_a_time(run_folder):
     answer = context.Queue()
     other = context.Process(target=_try_to_lock, args=(run_folder.folder, answer))
     other.start()
-    assert "is in use by another process: wait for it, or stop it." in answer.get(timeout=20)
+    assert "is in use by another process: wait for it, or stop it." in answer.get()
     other.join()
     run_folder.unlock()
     RunFolder(run_folder.folder).lock().unlock()
@@ -360,7 +360,7 @@ def _in_small_files(work, folder):
     answer = context.Queue()
     child = context.Process(target=_small_files, args=(work, folder, answer))
     child.start()
-    sentence = answer.get(timeout=20)
+    sentence = answer.get()
     child.join()
     return sentence
 

@@ -7,17 +7,17 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from fedspd.bench.results import BenchmarkResult, BenchmarkSize
+from fedspd.bench.results import FULL, BenchmarkResult, BenchmarkSize
 from fedspd.config import load
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment, build_experiment
 from fedspd.runtime.processes import Child, peak_bytes
 
-CLIENTS, FEATURES, HIDDEN, CLASSES, EXAMPLES = 900, 32, 600, 8, 4
+FEATURES, HIDDEN, CLASSES, EXAMPLES = 32, 600, 8, 4
 ROUNDS = 2
 
 
-def wide_network(method: str = "fedspd", clients: int = CLIENTS) -> Experiment:
+def wide_network(method: str = "fedspd", clients: int = FULL.wide) -> Experiment:
     """Return an experiment with few examples and 100 kilobytes per client and cluster."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * (EXAMPLES + 2), FEATURES)).astype(np.float32)
@@ -40,7 +40,7 @@ def wide_network(method: str = "fedspd", clients: int = CLIENTS) -> Experiment:
 
 def measure_memory(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     """Compare the memory that a run of FedSPD adds at its peak with that of all centers."""
-    experiment = wide_network()
+    experiment = wide_network(clients=size.wide)
     before, peak = run_bytes(experiment)
     yield BenchmarkResult.from_turns(
         "memory",

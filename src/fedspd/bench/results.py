@@ -19,10 +19,11 @@ class BenchmarkSize:
     examples: int  # of each client
     turns: int  # repetitions of each timing
     growth: tuple[int, ...]  # numbers of clients
+    wide: int  # clients of the run whose memory is measured
 
 
-FULL = BenchmarkSize(clients=20, examples=300, turns=5, growth=(20, 200, 2000))
-QUICK = BenchmarkSize(clients=4, examples=50, turns=1, growth=(20, 200))
+FULL = BenchmarkSize(clients=20, examples=300, turns=5, growth=(20, 200, 2000), wide=900)
+QUICK = BenchmarkSize(clients=4, examples=20, turns=1, growth=(20, 200), wide=90)
 
 
 @dataclass(frozen=True)

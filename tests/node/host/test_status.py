@@ -79,7 +79,7 @@ def serve(content: Any, folder: Path, ask: Callable[[int], Any]) -> Any:
 
 def get(path: str, method: str = "GET") -> Callable[[int], tuple[int, str]]:
     def ask(port: int) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port)
         connection.request(method, path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
@@ -146,16 +146,16 @@ def test_server_listens_on_loopback_alone(tmp_path: Path) -> None:
     """A server on all addresses would answer on 127.0.0.2, another one of every Linux machine."""
 
     def elsewhere(port: int) -> None:
-        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+        socket.create_connection(("127.0.0.1", port)).close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", port), timeout=60)
+            socket.create_connection(("127.0.0.2", port))
 
     serve(STATUS, tmp_path, elsewhere)
 
 
 def test_server_closes_a_connection_with_an_oversized_request(tmp_path: Path) -> None:
     def shout(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+        with socket.create_connection(("127.0.0.1", port)) as line:
             line.sendall(b"GET /status " + 3 * status.MAX_REQUEST_BYTES * b"x")
             try:
                 return line.recv(100)

@@ -173,7 +173,7 @@ async def run_all(plant: Plant, timeouts: Timeouts = PATIENT) -> None:
 
 
 async def wait_for_round(plant: Plant, i: int, round: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while not any(event["round"] >= round for event in plant.events(i)):
             await asyncio.sleep(0.01)
 

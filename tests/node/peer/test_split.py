@@ -99,7 +99,7 @@ class Plant:
 
     async def wait_for(self, i: int, round: int, exchange: int = 0) -> None:
         """Wait until peer i is in an exchange, or past it."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             while self.peers[i].protocol.current < (round, exchange):
                 await asyncio.sleep(0.005)
 

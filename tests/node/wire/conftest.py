@@ -124,7 +124,7 @@ def fixed_answer(*frames, then=None):
     return serve
 
 
-async def eventually(call, timeout_seconds=20.0):
+async def eventually(call, timeout_seconds=200.0):
     """Return the result of a call that may fail at first."""
     deadline = time.monotonic() + timeout_seconds
     while True:
