@@ -97,21 +97,7 @@ def test_compare_again_runs_nothing_again(compared, capsys):
     assert local["steps_ratio"] == 1  # one local update by every client in every round
 
 
-def test_compare_takes_the_configs_method_as_reference(capsys):
-    words = ["compare", *TINY, "method=local", "--methods", "fedspd,local", *ONE_SEED]
-    assert execute([*words, "--out", "c", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    fedspd, local = found["rows"]
-    assert found["reference"] == "local"
-    assert fedspd["difference"]["mean"] == pytest.approx(
-        fedspd["accuracy"]["mean"] - local["accuracy"]["mean"]
-    )
-    assert local["difference"] is None
-    assert execute(["report", "c", "--out", "again", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reference"] == "local"
-
-
-def test_compare_without_methods_runs_the_recommended_few_and_ends_with_advice(capsys):
+def test_compare_without_methods_takes_its_own_as_reference_and_ends_with_advice(capsys):
     words = ["compare", *TINY, "method=fedspd-split", "rounds=5", *ONE_SEED, "--out", "c"]
     assert execute([*words, "--json"]) == 0
     printed = capsys.readouterr()
@@ -120,12 +106,19 @@ def test_compare_without_methods_runs_the_recommended_few_and_ends_with_advice(c
     assert [row["name"] for row in found["rows"]] == names
     assert "vs fedspd-split (pp)" in printed.err
     assert f"Advice: {found['advice']['sentence']}" in printed.err
-    assert len(found["rows"][0]["seeds"]) == 1
+    split, fedspd = found["rows"][:2]
+    assert found["reference"] == "fedspd-split"
+    assert (split["seeds"], split["difference"]) == ([0], None)
+    assert fedspd["difference"]["mean"] == pytest.approx(
+        fedspd["accuracy"]["mean"] - split["accuracy"]["mean"]
+    )
     page, table = Path("c/report.html").read_text(), Path("c/report.md").read_text()
     for text in (page, table):
         assert all(name in text for name in names)
         assert "vs fedspd-split (pp)" in text
     assert "<title>4 methods compared</title>" in page
+    assert execute(["report", "c", "--out", "again", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reference"] == "fedspd-split"
 
 
 def test_compare_with_few_rounds_says_that_no_populations_were_looked_for(capsys):

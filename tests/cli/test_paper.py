@@ -124,7 +124,9 @@ def test_paper_repeats_no_run_that_has_a_record(own):
     assert Path("p/reports/own.tiny/report.html").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_paper_continues_after_kill_and_interrupt(number, own, gate, capsys):
     own.write_text(OWN.replace('"local"', '"gated:Gated"'))
     words = ["paper", "own.toml", *TINY]

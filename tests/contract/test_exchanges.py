@@ -1,5 +1,6 @@
 """The exchanges of every method: known numbers of models, and a ledger that counts every byte."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -63,18 +64,23 @@ def make_engine(request):
 
 
 @pytest.mark.parametrize("server", [False, True])
-def test_ledger_counts_every_transfer(subject, make_engine, server):
+def test_ledger_counts_every_transfer(subject, server):
     graph, plan = graph_of(server), subject.plan(server=server)
-    strict, engine = StrictEngine(plan), make_engine(plan)
-    for one in (strict, engine):
-        one.begin()
-    for t in range(1, 4):
-        expected, traffic = strict.round(t, graph), engine.round(t, graph).traffic
-        counted = [sorted(map(tuple, exchange.transfer_T3.tolist())) for exchange in traffic]
-        assert counted == [sorted(sent) for sent in expected]
-        assert [exchange.announcements for exchange in traffic] == [5 if server else 8] * len(
-            expected
-        )
+    with (
+        closing(StrictEngine(plan)) as strict,
+        closing(Simulator(plan)) as alone,
+        closing(Simulator(plan, workers=2)) as divided,
+    ):
+        for engine in (strict, alone, divided):
+            engine.begin()
+        for t in range(1, 4):
+            expected = strict.round(t, graph)
+            announcements = [5 if server else 8] * len(expected)
+            for engine in (alone, divided):
+                traffic = engine.round(t, graph).traffic
+                counted = [sorted(map(tuple, sent.transfer_T3.tolist())) for sent in traffic]
+                assert counted == [sorted(sent) for sent in expected]
+                assert [sent.announcements for sent in traffic] == announcements
 
 
 @pytest.mark.parametrize(("server", "known"), [(False, SENT_ON_A_PATH), (True, SENT_ON_A_STAR)])
