@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from fedspd.core.errors import ConfigError, WorkerError
-from fedspd.runtime.processes import Child
+from fedspd.runtime.processes import (
+    MEGABYTE,
+    Child,
+    MemoryKeeper,
+    keep_memory,
+    resident_bytes,
+)
 
 
 def received(work: Callable[[Connection], None]) -> object:
@@ -84,3 +90,30 @@ def test_close_ends_a_child_in_the_middle_of_its_work():
     child.close()
     assert time.monotonic() - started < 60
     assert child._process.exitcode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux")
+def test_memory_keeper_gives_back_much_and_keeps_a_little():
+    def grow_and_free(megabytes: int) -> None:
+        pieces = [torch.ones(MEGABYTE // 4) for _ in range(megabytes)]
+        pieces.append(torch.ones(1))  # so that the end of the heap stays in use
+        del pieces[:-1]
+        held.extend(pieces)
+
+    def work(connection: Connection) -> None:
+        keep_memory()
+        heap = MemoryKeeper()
+        heap.give_back()
+        before = resident_bytes()
+        for megabytes in (20, 100):
+            grow_and_free(megabytes)
+            grown = resident_bytes()
+            heap.give_back()
+            connection.send((grown - before, resident_bytes() - before))
+
+    held: list[torch.Tensor] = []
+    with closing(Child("A test", work)) as child:
+        (grown, kept), (much, rest) = child.receive(), child.receive()
+    assert kept == grown > 15 * MEGABYTE
+    assert much > 90 * MEGABYTE
+    assert rest < 15 * MEGABYTE

@@ -35,7 +35,7 @@ from fedspd.engines.engine import (
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import Child, give_memory_back, keep_memory
+from fedspd.runtime.processes import Child, MemoryKeeper, keep_memory
 
 MAX_SLICES = 32  # of a worker: a round holds about six copies of the state of a slice
 MIN_MOVED_BYTES = 1 << 20  # of a table of the state: smaller ones fill gaps of the heap
@@ -160,6 +160,7 @@ class SharedMemoryBlock(BlockRunner):
 
 
 RELEASING_COMMANDS = (BlockRunner.begin, BlockRunner.measure, BlockRunner.finish)
+HEAP = MemoryKeeper()  # of this process; a fork goes on with a copy
 STEPS_OF_A_ROUND = (BlockRunner.start_round, SharedMemoryBlock.receive)
 
 
@@ -171,14 +172,15 @@ def _execute(
 ) -> list[Answer]:
     """Execute the command on one slice after another.
 
-    Each slice leaves free memory behind, which the next one cannot always use: it goes back.
+    Each slice leaves free memory behind, which the next one cannot always use: it goes back when
+    there is much of it.
     """
     answers = []
     is_sliced_step = len(blocks) > 1 and command in STEPS_OF_A_ROUND
     for block in blocks:
         answers.append(command(block, *args, **kwargs))
         if is_sliced_step or command in RELEASING_COMMANDS:
-            give_memory_back()
+            HEAP.give_back()
     return answers
 
 

@@ -19,6 +19,7 @@ from fedspd.core.machine import HAS_FORK
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from <malloc.h>
 MEGABYTE = 1 << 20
+MOST_KEPT_BYTES = 48 * MEGABYTE  # that a process may grow until it gives memory back
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 JOIN_SECONDS = 5
 
@@ -150,12 +151,40 @@ def keep_memory() -> None:
 
 
 def give_memory_back() -> None:
-    """Return the free memory that was kept to the system.
+    """Return all free memory that was kept to the system.
 
     A step that holds a model of every client for a moment leaves as much free memory behind.
     """
     if (malloc_trim := _c_function("malloc_trim")) is not None:
         malloc_trim(0)
+
+
+class MemoryKeeper:
+    """Gives free memory back once the process has grown, and not after every step.
+
+    The next step needs the memory of the last one again. If the system had it in between, page
+    faults would take a third of the time of a run with small models.
+    """
+
+    def __init__(self) -> None:
+        self.resident = 0  # bytes since memory was last given back, at their lowest
+
+    def give_back(self) -> None:
+        """Give free memory back if the process has grown by more than `MOST_KEPT_BYTES`."""
+        resident = resident_bytes()
+        self.resident = min(self.resident, resident)
+        if resident - self.resident > MOST_KEPT_BYTES:
+            give_memory_back()
+            self.resident = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds; 0 on a system that does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def peak_bytes() -> int:
