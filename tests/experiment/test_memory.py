@@ -3,12 +3,15 @@
 Shapes: C clients, P parameters.
 """
 
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
+import fedspd
 from fedspd.algorithms import METHODS
 from fedspd.algorithms.local import Local, State
 from fedspd.bench.memory import memory_factor, run_bytes, wide_network
@@ -21,7 +24,10 @@ from fedspd.engines import simulator
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import build_experiment
 from fedspd.experiment.estimate import estimate
+from fedspd.experiment.events import summary
+from fedspd.reporting import figures, network_figure, run_figures
 from fedspd.runtime.block_runner import BlockRunner
+from fedspd.storage.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("method", ["fedspd", "fedem", "fedavg"])
@@ -58,6 +64,32 @@ def test_slices_do_not_change_the_state(method, monkeypatch):
     assert len(Simulator(experiment.plan)._all(BlockRunner.begin)) == 7
     assert digests(1) == expected
     assert digests(2) == expected
+
+
+def test_summary_and_figures_hold_one_event_at_a_time(tmp_path, monkeypatch):
+    """The transfers of many clients, as Python objects, would fill more memory than models do."""
+    settings = {"clients": 3, "rounds": 1, "data": {"examples": 10}, "training": {"epochs": 1}}
+    folder = RunFolder(fedspd.run({**settings, "method": "fedspd"}, out=tmp_path / "run").folder)
+    first, final = folder.events()
+    many = {**first, "traffic": [{**first["traffic"][0], "models": [[0, 1, 0]] * 5_000}]}
+    folder.rewind(0)
+    for event in (*[many] * 8, final):
+        folder.append(event)
+    assert summary(folder, ["a"])["models_sent"] == 8 * 5_000
+    once = _peak(lambda: next(folder.events()))
+    assert _peak(lambda: summary(folder, ["a"])) < 4 * once
+    for module, name in ((network_figure, "draw_network"), (figures, "draw_mixtures_by_round")):
+        monkeypatch.setattr(module, name, lambda *_: None)  # not drawn, which takes long
+    assert _peak(lambda: run_figures._draw_network_and_mixtures(folder)) < 4 * once
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """Return the most bytes of Python objects that some work holds."""
+    tracemalloc.start()
+    work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
 
 
 def test_state_does_not_keep_the_tensor_that_it_is_a_view_of():

@@ -173,14 +173,19 @@ def _listed(clients: NDArray[np.int64]) -> str:
 
 
 def summary(run_folder: RunFolder, digests: list[str]) -> Json:
-    """Return the content of result.json, from the events of the run."""
-    events = list(run_folder.events())
-    rounds, final = [event for event in events if event["event"] == "round"], events[-1]
-    before = next(event for event in reversed(rounds) if "accuracy" in event)
+    """Return the content of result.json, from the events of the run.
+
+    One event at a time: those of many clients fill more memory than their models.
+    """
+    totals, last, before, final = _Totals(), Json(), Json(), Json()
+    for final in run_folder.events():
+        totals.add(final)
+        if final["event"] == "round":
+            last, before = final, final if "accuracy" in final else before
     metrics = [name for name in (*CLASS_METRICS, *REGRESSION_METRICS) if name in final]
     return {
         "method": run_folder.read("run.json")["config"]["method"],
-        "rounds": len(rounds),
+        "rounds": totals.rounds,
         "accuracy": _spread(final),
         "accuracy_before_final_phase": _spread(before),
         "metrics": {name: _spread(final, name) for name in metrics},
@@ -195,8 +200,8 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "purity": final.get("purity"),
         "adjusted_rand_index": final.get("adjusted_rand_index"),
         "consensus": final.get("consensus"),
-        **_privacy(rounds),
-        **_totals(rounds, final),
+        **_privacy(last),
+        **totals.as_json(),
         "alarms": final["alarms"],
         "hash": hashlib.sha256("".join(digests).encode()).hexdigest(),
     }
@@ -228,22 +233,40 @@ def _distributions(run_folder: RunFolder, final: Json) -> Json | None:
     }
 
 
-def _privacy(rounds: list[Json]) -> Json:
+def _privacy(last: Json) -> Json:
     """Return the largest epsilon of a client against all others; nothing without privacy."""
-    spent = rounds[-1].get("privacy")
+    spent = last.get("privacy")
     return {} if spent is None else {"epsilon": max(spent["epsilon"])}
 
 
-def _totals(rounds: list[Json], final: Json) -> Json:
-    """Return what the run sent, computed and took in all."""
-    traffic = [exchange for event in rounds for exchange in event["traffic"]]
-    seconds = sum(event["seconds"]["total"] for event in [*rounds, final])
-    return {
-        "models_sent": sum(len(sent["models"]) for sent in traffic if sent["is_model"]),
-        "bytes": {kind: sum(event["bytes"][kind] for event in rounds) for kind in TRAFFIC_KINDS},
-        "steps": sum(event["steps"] for event in [*rounds, final]),
-        "seconds": round(seconds, 3),
-    }
+class _Totals:
+    """What a run sent, computed and took in all."""
+
+    def __init__(self) -> None:
+        self.rounds = self.models_sent = self.steps = 0
+        self.seconds = 0.0
+        self.bytes = dict.fromkeys(TRAFFIC_KINDS, 0)
+
+    def add(self, event: Json) -> None:
+        """Add an event; the final phase sends nothing that counts."""
+        if event["event"] == "round":
+            self.rounds += 1
+            traffic = [sent for sent in event["traffic"] if sent["is_model"]]
+            self.models_sent += sum(len(sent["models"]) for sent in traffic)
+            for kind in TRAFFIC_KINDS:
+                self.bytes[kind] += event["bytes"][kind]
+        if event["event"] in ("round", "final"):
+            self.steps += event["steps"]
+            self.seconds += event["seconds"]["total"]
+
+    def as_json(self) -> Json:
+        """Return the totals by name."""
+        return {
+            "models_sent": self.models_sent,
+            "bytes": self.bytes,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def _validation(final: Json) -> Json | None:

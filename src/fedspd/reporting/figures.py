@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import ArrayLike
 
 from fedspd.reporting.figure_style import (
     DRAWN_AT_MOST,
@@ -197,9 +198,7 @@ def jitter(n: int) -> Points:
 # ---- mixtures
 
 
-def draw_mixtures_by_round(
-    rounds: Sequence[int], mixtures_RNS: Sequence[Sequence[Sequence[float]]]
-) -> Figure:
+def draw_mixtures_by_round(rounds: Sequence[int], mixtures_RNS: Sequence[ArrayLike]) -> Figure:
     """Draw a panel per cluster: its share at every client (thin) and their mean (thick).
 
     Of many clients, percentiles are drawn as bands.

@@ -1,5 +1,6 @@
 """Choose and draw the figures of single runs and of comparisons from their records."""
 
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,18 @@ def _read_curve(record: RunFolder) -> figures.Curve:
 
 def _draw_network_and_mixtures(record: RunFolder) -> Figures:
     drawn = {"network": _draw_network(record)}
-    rounds = [event for event in record.events() if event["event"] == "round"]
-    rounds = [event for event in rounds if "mixture" in event]
-    if rounds:
+    # One event at a time: those of many clients fill more memory than their models.
+    mixtures = [
+        (event["round"], np.array(event["mixture"], dtype=float))
+        for event in record.events()
+        if event["event"] == "round" and "mixture" in event
+    ]
+    if mixtures:
         # Before a method has found its clusters, there is no mixture to show.
-        clusters = len(rounds[-1]["mixture"][0])
-        rounds = [event for event in rounds if len(event["mixture"][0]) == clusters]
+        clusters = mixtures[-1][1].shape[1]
+        mixtures = [pair for pair in mixtures if pair[1].shape[1] == clusters]
         drawn["mixtures-by-round"] = figures.draw_mixtures_by_round(
-            [event["round"] for event in rounds], [event["mixture"] for event in rounds]
+            [t for t, _ in mixtures], [share_NS for _, share_NS in mixtures]
         )
     return drawn
 
@@ -103,7 +108,7 @@ def true_mixtures(record: RunFolder) -> list[list[float]]:
     count_ND = np.array([client["train"]["counts"] for client in clients], dtype=float)
     share_ND = count_ND / count_ND.sum(1, keepdims=True)
     N, D = share_ND.shape
-    *_, last = record.events()
+    (last,) = deque(record.events(), maxlen=1)
     match = relabelling(np.array(last["table"])) if "table" in last else np.arange(D)
     order = [*match, *(d for d in range(D) if d not in match)]
     # A cluster that stands for no distribution is matched with the last column.
