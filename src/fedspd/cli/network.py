@@ -66,12 +66,13 @@ def create(
     """Create a network: its certificate authority, and a bundle for each device."""
     from fedspd.config import load
     from fedspd.node.host import provisioning
+    from fedspd.node.host.addresses import read_addresses
 
     manifest = provisioning.create(
         load(config, values or []),
         out,
         names=names.split(",") if names else None,
-        addresses=provisioning.read_addresses(addresses) if addresses else None,
+        addresses=read_addresses(addresses) if addresses else None,
         host=host,
         port=port,
         example=_parse_example(shape, classes),

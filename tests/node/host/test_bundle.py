@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from fedspd.config import validate
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.node.host import provisioning
 from fedspd.node.host.bundle import open_bundle
+from fedspd.node.identity.credentials import Authority
+from fedspd.node.identity.manifest import Manifest, Member
 
 
 def test_bundle_knows_its_node_and_whether_it_is_a_newcomer(plant: Path) -> None:
@@ -54,6 +57,51 @@ def test_bundle_refuses_a_certificate_that_is_not_of_a_node(plant: Path) -> None
         open_bundle(bundle)
 
 
+def write_signed(network: Path, path: Path, tree: dict[str, Any]) -> None:
+    """Write a manifest that the network's authority has signed, whatever it says."""
+    members = tuple(
+        Member(**{**each, "neighbours": tuple(each["neighbours"])}) for each in tree["members"]
+    )
+    fields = {key: value for key, value in tree.items() if key != "format"}
+    fields |= {"members": members, "shape": tuple(tree["shape"])}
+    path.write_text(Authority.load(network).sign(Manifest(**fields)).to_json())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": {"model": {"name": "pwn:make", "hidden": 16}}},
+        {"config": {"data": {"name": "pwn:make"}}},
+        {"secure": False},
+        {"size_limit": 10**9},
+        {"signature": ""},
+        {"signature": "no digits"},
+    ],
+)
+def test_bundle_refuses_a_manifest_that_the_authority_did_not_sign(
+    plant: Path, change: dict[str, Any]
+) -> None:
+    path = plant / "nodes/a/manifest.json"
+    tree = json.loads(path.read_text())
+    config = {**tree["config"], **change.pop("config", {})}
+    path.write_text(json.dumps({**tree, **change, "config": config}))
+    with pytest.raises(StorageError, match="changed after the network's authority signed it"):
+        open_bundle(path.parent)
+
+
+def test_bundle_may_choose_its_own_device(plant: Path) -> None:
+    path = plant / "nodes/a/manifest.json"
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps({**tree, "config": {**tree["config"], "device": "cpu"}}))
+    assert open_bundle(path.parent).config.device == "cpu"
+
+
+def test_bundle_of_a_changed_network_is_signed_again(plant: Path) -> None:
+    provisioning.add(plant, "new", ["a", "b"])
+    for name in ("a", "new"):
+        assert len(open_bundle(plant / "nodes" / name).manifest.members) == 5
+
+
 def test_bundle_refuses_a_wrong_config(plant: Path) -> None:
     path = plant / "nodes/a/manifest.json"
     tree = json.loads(path.read_text())
@@ -62,7 +110,7 @@ def test_bundle_refuses_a_wrong_config(plant: Path) -> None:
         ({**tree["config"], "rounds": 0}, "config: rounds = 0"),
         ({**tree["config"], "roundz": 1}, "config: roundz: unknown key"),
     ):
-        path.write_text(json.dumps({**tree, "config": wrong}))
+        write_signed(plant, path, {**tree, "config": wrong})
         with pytest.raises(ConfigError) as refused:
             open_bundle(plant / "nodes/a")
         assert str(refused.value).startswith(f"'{path}': ")

@@ -10,6 +10,7 @@ from fedspd import config
 from fedspd.core.errors import ConfigError, DataError, FedspdError, RejectedError, StorageError
 from fedspd.experiment.build import build_experiment
 from fedspd.node.host import provisioning
+from fedspd.node.host.addresses import read_addresses
 from fedspd.node.identity.certificates import parse_identity
 from fedspd.node.identity.credentials import Credentials
 from fedspd.node.identity.manifest import Manifest
@@ -261,16 +262,40 @@ def test_create_reports_a_folder_below_a_file(tmp_path):
 def test_read_addresses_takes_toml_and_refuses_anything_else(tmp_path):
     file = tmp_path / "addresses.toml"
     file.write_text('a = "10.0.0.1:7700"\nb-2 = "[::1]:1"\n')
-    assert provisioning.read_addresses(file) == {"a": "10.0.0.1:7700", "b-2": "[::1]:1"}
+    assert read_addresses(file) == {"a": "10.0.0.1:7700", "b-2": "[::1]:1"}
     file.write_text("a = 7700\n")
     with pytest.raises(ConfigError, match=r"addresses\.toml: a = 7700: expected a text"):
-        provisioning.read_addresses(file)
+        read_addresses(file)
     for damage in ("a = ", None):
         file.write_text(damage) if damage else file.unlink()
         with pytest.raises(ConfigError, match=r"--addresses .*: cannot be read"):
-            provisioning.read_addresses(file)
+            read_addresses(file)
 
 
 def test_private_keys_are_only_in_key_files(plant):
     with_keys = {path.name for path in files_below(plant) if "PRIVATE" in path.read_text()}
     assert with_keys == {"ca.key", "node.key"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"data": {"examples": 100_000}}, "data.examples = 100000: all clients together need"),
+        ({"clusters": 50, "data": {"examples": 20}}, "clusters = 50: a client has only 20"),
+        ({"data": {"mixture": "colour"}}, "data.mixture = 'colour': an example of"),
+    ],
+)
+def test_create_refuses_what_every_node_would_refuse(tmp_path, settings, sentence):
+    tree = {"clients": 4, "method": "fedspd", "topology": {"kind": "ring"}, **settings}
+    tree["data"] = {"name": "digits", **settings["data"]}
+    with pytest.raises(FedspdError, match=sentence):
+        provisioning.create(config.validate({**tree, "model": {"name": "mlp"}}), tmp_path / "plant")
+    assert not (tmp_path / "plant").exists()
+
+
+def test_create_refuses_a_model_of_the_current_folder(tmp_path, monkeypatch):
+    """No device has this folder; the nodes would refuse it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pwn.py").write_text("raise SystemExit('imported')\n")
+    with pytest.raises(ConfigError, match=r"model.name = 'pwn:make': the module is not installed"):
+        create(tmp_path / "plant", {"model": {"name": "pwn:make"}}, example=MNIST)

@@ -1,6 +1,8 @@
 """The way from a bundle to a running peer, and the reasons to refuse one."""
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import ConfigError, DataError, FedspdError, NodeError, StorageError
 from fedspd.node.host import provisioning, start
 from fedspd.node.host.bundle import open_bundle
+from fedspd.node.host.local_network import PROGRAM
+from fedspd.node.identity.credentials import Authority
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
@@ -31,6 +35,12 @@ SHORT = Timeouts(
 )
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
 LABELS = np.arange(20) % 10
+MODEL = """
+from torch import nn
+
+def make(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
 RING = {"clients": 3, "topology": {"kind": "ring"}}
 
 
@@ -110,7 +120,8 @@ def test_node_refuses_a_manifest_without_its_neighbour(plant: Path) -> None:
         for member in manifest.members
         if member.name != "x"
     ]
-    replace(manifest, members=tuple(known)).save(plant / "nodes/new/manifest.json")
+    signed = Authority.load(plant).sign(replace(manifest, members=tuple(known)))
+    signed.save(plant / "nodes/new/manifest.json")
     with pytest.raises(StorageError, match=r"does not know 'x', a neighbour .* Copy the bundle"):
         run(plant / "nodes/new")
 
@@ -280,3 +291,31 @@ def test_node_does_not_wait_for_a_revoked_neighbour(plant: Path, tmp_path: Path)
     run(plant / "nodes/a", data=data, timeouts=Timeouts(start=250))
     assert time.monotonic() - started < 200
     assert [event.get("missing", []) for event in read_events(plant / "nodes/a")] == [[]] * 4
+
+
+def test_node_refuses_an_older_revocation_list_after_a_restart(plant: Path) -> None:
+    folder = plant / "nodes/a"
+    old = (folder / "revoked.crl").read_bytes()
+    provisioning.revoke(plant, "c")
+    run(folder, timeouts=SHORT)
+    (folder / "revoked.crl").write_bytes(old)
+    with pytest.raises(StorageError, match="number = 0 is older than the list in use"):
+        run(folder, timeouts=SHORT)
+
+
+@pytest.mark.parametrize("program", [["-m", "fedspd"], ["-c", PROGRAM]])
+def test_node_does_not_import_code_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: list[str]
+) -> None:
+    """The operator's machine has the module; the device has a file of that name beside it."""
+    package, here = tmp_path / "package", tmp_path / "here"
+    for folder, code in ((package, MODEL), (here, "raise SystemExit('imported')")):
+        folder.mkdir()
+        (folder / "pwn.py").write_text(code)
+    monkeypatch.syspath_prepend(package)
+    config = validate({**RING, "data": {"name": "digits"}, "model": {"name": "pwn:make"}})
+    provisioning.create(config, tmp_path / "plant")
+    command = [sys.executable, *program, "node", "run", "--bundle", "../plant/nodes/node-0"]
+    found = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    assert (found.returncode, "imported" in found.stderr) == (2, False)
+    assert "model.name = 'pwn:make': the module is not installed; a node uses no" in found.stderr

@@ -193,15 +193,15 @@ FIX = (
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (put(FORMAT - 1, "format"), "format = 2: written by an older version of fedspd"),
-        (put(FORMAT + 1, "format"), "format = 4: written by a newer version of fedspd"),
+        (put(FORMAT - 1, "format"), "format = 3: written by an older version of fedspd"),
+        (put(FORMAT + 1, "format"), "format = 5: written by a newer version of fedspd"),
         (without("format"), "format = null: written by an older version of fedspd"),
     ],
     ids=["older", "newer", "none"],
 )
 def test_manifest_rejects_another_format_and_says_what_to_do(tmp_path, change, sentence):
     found = error_of(tmp_path / "manifest.json", change)
-    assert found == f"{sentence}; expected 3. {FIX}"
+    assert found == f"{sentence}; expected 4. {FIX}"
 
 
 @pytest.mark.parametrize(

@@ -135,3 +135,25 @@ def test_authority_rejects_a_key_of_another_authority(authority, tmp_path):
     (tmp_path / "ca.key").chmod(0o600)
     with pytest.raises(StorageError, match=r"ca\.key': not the key of ca\.crt"):
         Authority.load(tmp_path)
+
+
+def test_verifier_remembers_the_newest_list_after_a_restart(
+    verifier_of, bundle, authority, b, tmp_path
+):
+    """Who puts the old list back must not bring a revoked node back."""
+    old, memory = (bundle / "revoked.crl").read_bytes(), tmp_path / "revocations"
+    authority.revoke(parse_identity(b).serial)
+    first = verifier_of(bundle)
+    first.remember(memory)
+    replace_file(bundle / "revoked.crl", authority.encode_crl())
+    assert rejects(first, b)  # the list was replaced while the node ran
+    replace_file(bundle / "revoked.crl", old)
+    with pytest.raises(StorageError, match=r"number = 0 is older .* expected at least 1\. Copy"):
+        verifier_of(bundle).remember(memory)
+    replace_file(bundle / "revoked.crl", authority.encode_crl())
+    again = verifier_of(bundle)
+    again.remember(memory)
+    assert rejects(again, b)
+    memory.write_text("damaged")
+    with pytest.raises(StorageError, match="expected the number of a revocation list"):
+        verifier_of(bundle).remember(memory)

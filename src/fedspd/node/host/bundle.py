@@ -5,7 +5,13 @@ from pathlib import Path
 
 from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import ConfigError, StorageError
-from fedspd.node.identity.certificates import NodeIdentity, read_identity
+from fedspd.core.imports import installed_code_only
+from fedspd.node.identity.certificates import (
+    NodeIdentity,
+    is_signed_by,
+    read_certificate,
+    read_identity,
+)
 from fedspd.node.identity.manifest import Manifest, Member, file_exists
 from fedspd.storage.atomic import Json
 
@@ -43,11 +49,23 @@ class Bundle:
 def open_bundle(folder: Path) -> Bundle:
     """Read and check a bundle; nothing else parses its config."""
     manifest = _read_manifest(folder)
+    identity = _find_identity(folder, manifest)
+    check_signature(folder / "manifest.json", manifest, folder / "ca.crt")
     try:
-        config = validate(manifest.config)
+        with installed_code_only():
+            config = validate(manifest.config)
     except ConfigError as error:
         raise ConfigError(f"'{folder / 'manifest.json'}': config: {error}") from None
-    return Bundle(folder, manifest, config, _find_identity(folder, manifest))
+    return Bundle(folder, manifest, config, identity)
+
+
+def check_signature(path: Path, manifest: Manifest, ca: Path) -> None:
+    """Refuse a manifest that the network's authority did not sign: it may name code."""
+    if not is_signed_by(read_certificate(ca), manifest.signed_content, manifest.signature):
+        raise StorageError(
+            f"'{path}': changed after the network's authority signed it; expected the file as "
+            "'fedspd network' wrote it. Copy it again; give a device's own data with --data."
+        )
 
 
 def _read_manifest(folder: Path) -> Manifest:
@@ -57,7 +75,8 @@ def _read_manifest(folder: Path) -> Manifest:
             "Create bundles with 'fedspd network create'."
         )
     manifest = Manifest.load(folder / "manifest.json")
-    missing = [name for name in SECURE_FILES if manifest.secure and not file_exists(folder / name)]
+    needed = SECURE_FILES if manifest.secure else ("ca.crt",)
+    missing = [name for name in needed if not file_exists(folder / name)]
     if missing:
         raise StorageError(
             f"--bundle {folder}: {', '.join(missing)} is missing; expected all files of the "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedspd.config import clusters_of
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, StorageError
+from fedspd.core.imports import installed_code_only
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_inputs
 from fedspd.data.federation import scale_inputs
@@ -66,9 +67,11 @@ def _build_empty_plan(bundle: Bundle) -> Plan:
     x = torch.zeros(n, *manifest.shape)
     y = torch.zeros(n, dtype=torch.long if manifest.classes else torch.float32)
     block = Block([client], max(config.clients, client + 1), [x], [y], n)
-    learner = build_learner(config, manifest.shape, manifest.classes)
+    with installed_code_only():
+        learner = build_learner(config, manifest.shape, manifest.classes)
+        algorithm = build_algorithm(config)
     true_clusters = [np.zeros(n, np.int64)]
-    return Plan(build_algorithm(config), learner, block, block, true_clusters, 1, Key(config.seed))
+    return Plan(algorithm, learner, block, block, true_clusters, 1, Key(config.seed))
 
 
 def personal_model(runner: BlockRunner) -> nn.Module:

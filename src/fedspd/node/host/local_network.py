@@ -35,7 +35,13 @@ class NodeProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", PROGRAM, "node", "run", "--bundle", str(self.bundle)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # the user of this folder starts the nodes, so its modules may be theirs, too
+        paths = [path for path in (os.environ.get("PYTHONPATH"), os.getcwd()) if path]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
         with open(self.bundle / "log.txt", "ab") as log:
             return subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment

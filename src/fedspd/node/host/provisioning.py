@@ -11,7 +11,6 @@ NETWORK/
 
 import os
 import shutil
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspd.core.errors import ConfigError, StorageError
+from fedspd.core.imports import installed_code_only
+from fedspd.node.host.addresses import assign_addresses
 from fedspd.node.identity.certificates import (
     RevocationList,
     parse_identity,
@@ -30,7 +31,6 @@ from fedspd.node.identity.manifest import (
     Json,
     Manifest,
     Member,
-    check_address,
     check_name,
     file_exists,
 )
@@ -69,15 +69,17 @@ def create(
     """
     _check_supported(config)
     _check_vacant(out)
-    addresses = _assign_addresses(config.clients, names, addresses, host, port)
+    addresses = assign_addresses(config.clients, names, addresses, host, port)
     authority, neighbours = Authority.create(), _find_neighbours(config, list(addresses))
     credentials = [
         authority.issue(name, i, neighbours[i], address, days)
         for i, (name, address) in enumerate(addresses.items())
     ]
     members = [_build_member(each) for each in credentials]
-    manifest = _build_manifest(config, authority.network, secure, example, members)
+    with installed_code_only():
+        manifest = _build_manifest(config, authority.network, secure, example, members)
     manifest.check()
+    manifest = authority.sign(manifest)
     with _draft_network(out) as draft:
         text, files = manifest.to_json(), authority.encode_files()
         for member, own in zip(manifest.members, credentials, strict=True):
@@ -109,6 +111,7 @@ def add(
         ]
         manifest = replace(manifest, members=(*linked, _build_member(credentials)))
         manifest.check()
+        manifest = authority.sign(manifest)
         text = manifest.to_json()
         with _draft_bundle(network / "nodes" / name) as draft:
             _write_bundle(draft, credentials, (network / "revoked.crl").read_bytes(), text)
@@ -162,23 +165,6 @@ def show(network: Path) -> Json:
     }
 
 
-def read_addresses(path: Path) -> dict[str, str]:
-    """Return the addresses of a TOML file by name."""
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--addresses {path}: cannot be read ({error}); "
-            'expected TOML with name = "host:port" for each node. Correct the file.'
-        ) from None
-    for name, address in found.items():
-        if not isinstance(address, str):
-            raise ConfigError(
-                f'--addresses {path}: {name} = {address}: expected a text "host:port".'
-            )
-    return found
-
-
 # ---- parts of a network
 
 
@@ -204,33 +190,6 @@ def _check_supported(config: "ExperimentConfig") -> None:
             f"holdout_clients = {config.holdout_clients}: peers join while the network runs; "
             "expected 0. Leave it out and add newcomers with 'fedspd network add'."
         )
-
-
-def _assign_addresses(
-    clients: int,
-    names: Sequence[str] | None,
-    addresses: Mapping[str, str] | None,
-    host: str,
-    port: int,
-) -> dict[str, str]:
-    """Return the address of every node by name, in the order of the clients."""
-    names = names or list(addresses or ()) or [f"node-{i}" for i in range(clients)]
-    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ConfigError(
-            f"The name '{repeated[0]}' is given twice; expected a different one for each node."
-        )
-    if len(names) != clients:
-        raise ConfigError(
-            f"clients = {clients}: there are {len(names)} node names; expected as many."
-        )
-    if addresses is None:
-        host = f"[{host}]" if ":" in host else host
-        addresses = {name: f"{host}:{port + i}" for i, name in enumerate(names)}
-    if unmatched := sorted(set(addresses) ^ set(names)):
-        raise ConfigError(
-            f"'{unmatched[0]}' is among the node names or the addresses only; expected it in both."
-        )
-    return {check_name(name): check_address(addresses[name]) for name in names}
 
 
 def _find_neighbours(config: "ExperimentConfig", names: Sequence[str]) -> list[list[str]]:
@@ -279,11 +238,12 @@ def _build_manifest(
 def _build_learner(
     config: "ExperimentConfig", example: Example | None
 ) -> "tuple[tuple[int, ...], int, Learner]":
-    """Return the shape of an example, the number of classes and a learner for them."""
-    import torch
+    """Return the shape of an example, the number of classes and a learner for them.
 
-    from fedspd.data.custom import load_source
-    from fedspd.experiment.build import build_learner, reading_of
+    Without an example, the nodes share the config's data: build all that they would, so that the
+    operator learns here what each of them would refuse.
+    """
+    from fedspd.experiment.build import build_experiment, build_learner
 
     if config.data.scale != "none":
         raise ConfigError(
@@ -292,12 +252,9 @@ def _build_learner(
         )
     if example is not None:
         return *example, build_learner(config, *example)
-    names = (config.data.name, config.data.second)
-    sources = [load_source(name, reading=reading_of(config)) for name in names if name is not None]
-    train, shape = sources[0].train, sources[0].shape
-    classes = max(source.classes for source in sources)
-    two_examples = torch.tensor(train.x[:2]), torch.tensor(train.y[:2])
-    return shape, classes, build_learner(config, shape, classes, two_examples)
+    experiment = build_experiment(config)
+    federation = experiment.federation
+    return federation.shape, federation.classes, experiment.plan.learner
 
 
 def _build_member(credentials: Credentials) -> Member:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from fedspd.core.errors import ConfigError, StorageError
+from fedspd.core.imports import installed_code_only
 from fedspd.experiment.build import build_budget
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.host.plan import build_plan
@@ -49,10 +50,13 @@ def run(
         insecure_plaintext=insecure_plaintext,
         address=check_address(listen) if listen else None,
     )
-    context = _build_context(bundle, transport)
     journal = _open_journal(bundle.journal_folder(state), bundle)
     try:
-        runner = BlockRunner(build_plan(bundle, data))
+        if transport.tls:
+            transport.tls.remember_revocations(journal.run_folder.folder / "revocations")
+        context = _build_context(bundle, transport)
+        with installed_code_only():
+            runner = BlockRunner(build_plan(bundle, data))
         budget = build_budget(bundle.config)
         privacy = None if budget is None else NodePrivacy(journal, runner, budget)
         peer = Peer(context, runner, journal, transport, timeouts, privacy)

@@ -15,6 +15,7 @@ from fedspd.node.identity.manifest import NETWORK, check_address, check_name
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import (
@@ -137,6 +138,23 @@ def is_issued_by(certificate: Certificate, ca: Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(ca)
     except Exception:  # a signature that cannot be verified is not valid
+        return False
+    return True
+
+
+def sign(key: PrivateKey, content: bytes) -> str:
+    """Return the signature of some content as hexadecimal digits."""
+    return key.sign(content, ec.ECDSA(SHA256())).hex()
+
+
+def is_signed_by(ca: Certificate, content: bytes, signature: str) -> bool:
+    """Return whether the authority signed the content."""
+    key = ca.public_key()
+    try:
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(bytes.fromhex(signature), content, ec.ECDSA(SHA256()))
+    except (ValueError, InvalidSignature):
         return False
     return True
 

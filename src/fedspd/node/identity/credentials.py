@@ -29,6 +29,7 @@ from fedspd.node.identity.certificates import (
     read_certificate,
     read_key,
 )
+from fedspd.node.identity.manifest import Manifest
 
 AUTHORITY_DAYS = 3653  # ten years
 NODE_DAYS = 365
@@ -77,8 +78,14 @@ class CertificateVerifier:
         self.own, self._clock = own, clock
         self._ca = read_certificate(bundle / "ca.crt")
         self._crl_path = bundle / "revoked.crl"
+        self._memory: Path | None = None
         self._crl_stamp = self._stamp()
         self._crl = RevocationList.read(self._crl_path, self._ca)
+
+    def remember(self, memory: Path) -> None:
+        """Keep the number of the newest list in a file, and refuse any that is older."""
+        self._memory = memory
+        self._accept(self._crl, _read_number(memory))
 
     def verify(self, certificate: bytes) -> NodeIdentity:
         """Return the identity in a peer's certificate.
@@ -134,18 +141,45 @@ class CertificateVerifier:
     def _reload(self) -> None:
         """Replace the list, unless the new one is damaged, missing, forged or older."""
         try:
-            found = RevocationList.read(self._crl_path, self._ca)
-            if found.number < self._crl.number:
-                raise StorageError(
-                    f"'{self._crl_path}': number = {found.number} is older than the list in use; "
-                    f"expected at least {self._crl.number}. Copy revoked.crl again."
-                )
+            self._accept(RevocationList.read(self._crl_path, self._ca), self._crl.number)
         except StorageError as error:
             log.error('revocation list rejected, last valid list kept: error="%s"', error)
         else:
-            self._crl = found
-            revoked = len(found.revoked_at)
+            revoked = len(self._crl.revoked_at)
             log.info("revocation list loaded: path=%s revoked=%d", self._crl_path, revoked)
+
+    def _accept(self, found: RevocationList, least: int) -> None:
+        """Use a list, unless its number is too low."""
+        if found.number < least:
+            raise StorageError(
+                f"'{self._crl_path}': number = {found.number} is older than the list in use; "
+                f"expected at least {least}. Copy revoked.crl again."
+            )
+        self._crl = found
+        if self._memory is not None:
+            _write_number(self._memory, found.number)
+
+
+def _read_number(memory: Path) -> int:
+    """Return the number of the newest list that a node has seen; 0 before the first."""
+    if not memory.exists():
+        return 0
+    try:
+        return int(memory.read_text("ascii"))
+    except ValueError:
+        raise StorageError(
+            f"'{memory}': damaged; expected the number of a revocation list. Copy revoked.crl "
+            "again, and remove this file."
+        ) from None
+
+
+def _write_number(memory: Path, number: int) -> None:
+    from fedspd.storage.atomic import write_atomically  # imports torch, which `show` avoids
+
+    try:
+        write_atomically(memory, f"{number}\n")
+    except OSError as error:  # the list itself is in use all the same
+        log.error('number of the revocation list not kept: path=%s error="%s"', memory, error)
 
 
 class Authority:
@@ -201,6 +235,11 @@ class Authority:
         return Credentials(
             encode_certificate(self._certificate), encode_certificate(certificate), encode_key(key)
         )
+
+    def sign(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with this authority's signature."""
+        signature = certificates.sign(self._key, manifest.signed_content)
+        return replace(manifest, signature=signature)
 
     def is_revoked(self, serial: int) -> bool:
         """Return whether the certificate with this serial number is revoked."""

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedspd.core.errors import ConfigError, StorageError, nearest
 
-FORMAT = 3
+FORMAT = 4
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # also a folder and a DNS label
 NETWORK = re.compile(r"[0-9a-f]{32}")
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
@@ -57,6 +57,16 @@ class Manifest:
     diameter: int  # a bound on the hops between two nodes when the network was created
     dtype: Literal["float32", "float64"]
     members: tuple[Member, ...]
+    signature: str = ""  # of the network's authority, as hexadecimal digits
+
+    @property
+    def signed_content(self) -> bytes:
+        """Everything that the authority signs: all but the device that a node computes on."""
+        tree = asdict(self)
+        del tree["signature"]
+        tree["config"] = {key: value for key, value in self.config.items() if key != "device"}
+        text = json.dumps({"format": FORMAT, **tree}, sort_keys=True, allow_nan=False)
+        return text.encode()
 
     @property
     def agreement(self) -> str:

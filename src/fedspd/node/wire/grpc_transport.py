@@ -283,6 +283,10 @@ class TlsContext:
         self._serials = {member.name: member.serial for member in manifest.members}
         self._verified: dict[bytes, NodeIdentity] = {}
 
+    def remember_revocations(self, memory: Path) -> None:
+        """Refuse a list older than the newest one that this node has seen, in any run."""
+        self.verifier.remember(memory)
+
     def authenticate(self, certificate: bytes) -> NodeIdentity:
         """Return the caller's identity, or raise RejectedError with `reason: sentence`."""
         identity = self._verified.get(certificate)
