@@ -97,7 +97,7 @@ def test_deploy_page_quotes_events_that_nodes_log():
 
 
 def test_deploy_page_quotes_errors_that_nodes_report():
-    source, errors = literals("node", "storage"), first_column("message or symptom")
+    source, errors = literals("node", "storage", "core"), first_column("message or symptom")
     assert len(errors) >= 18
     assert [error for error in errors if error.partition(" (")[0] not in source] == []
 
