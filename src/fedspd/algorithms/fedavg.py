@@ -12,7 +12,7 @@ Shapes: C clients, P parameters of a model.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ from fedspd.core.learner import Learner
 @dataclass(frozen=True)
 class FedAvg(Local):
     """Federated averaging of one model per client."""
+
+    UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
 
     init: Annotated[
         Literal["same", "own"],

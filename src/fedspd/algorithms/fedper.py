@@ -36,6 +36,7 @@ class FedPer(Algorithm[State]):
 
     EXAMPLES_MEET: ClassVar[str | None] = None
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
+    UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
 
     clusters: int = 1
 

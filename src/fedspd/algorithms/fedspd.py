@@ -9,7 +9,7 @@ Shapes: C clients, S clusters, K clusters that a client trains in a round (1, or
 `first_round` is "all"), P parameters of a model, E examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, ClassVar, Literal
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedspd.algorithms.alignment import first_notes, new_labels
 from fedspd.algorithms.label_score import Score, check_score, scored
-from fedspd.core.algorithm import Algorithm, Observation, Round
+from fedspd.core.algorithm import Algorithm, Observation, PrivateOption, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
@@ -46,6 +46,12 @@ class FedSPD(Algorithm[State]):
 
     EXAMPLES_MEET: ClassVar[str | None] = None
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True  # with selection = "uniform"
+    PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
+        "selection": PrivateOption(
+            "uniform", "the choice of a cluster would tell what the examples are like"
+        ),
+        "score": PrivateOption("loss", "an example's cluster would depend on the other examples"),
+    }
 
     clusters: int = 2  # S
     selection: Annotated[

@@ -15,7 +15,7 @@ E examples.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -58,7 +58,7 @@ from fedspd.algorithms.split_state import (
     shares,
     with_losses,
 )
-from fedspd.core.algorithm import Algorithm, Observation, Round
+from fedspd.core.algorithm import Algorithm, Observation, PrivateOption, Round
 from fedspd.core.block import Block
 from fedspd.core.cut import Cut
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -82,6 +82,10 @@ class FedSPDSplit(Algorithm[State]):
     NEEDS_EXAMPLES: ClassVar[bool] = False
     CHOOSES_CLUSTERS: ClassVar[bool] = True
     EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
+    PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
+        "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
+        "least_gain": PrivateOption(0.0, "the mean loss of a client would be sent"),
+    }
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
     max_clusters: Annotated[

@@ -29,6 +29,7 @@ class Local(Algorithm[State]):
 
     EXAMPLES_MEET: ClassVar[str | None] = None
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
+    UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters", "topology", "exchange")
 
     clusters: int = 1
 

@@ -35,6 +35,7 @@ class PFedMe(Algorithm[State]):
     """A shared model w and a personal model theta at every client."""
 
     EXAMPLES_MEET: ClassVar[str | None] = "the batches, which the method draws itself"
+    UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
 
     clusters: int = 1
     K: Annotated[int, Field(ge=1, description="The gradient steps on theta per batch.")] = 5

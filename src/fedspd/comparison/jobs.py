@@ -27,10 +27,6 @@ OPTIONS_TABLES = {*METHOD_TABLES, "options"}
 RECOMMENDED = ("fedspd-split", "fedspd", "fedavg", "local")  # FedAvg plain and fine-tuned
 FINETUNE, FINETUNE_EPOCHS = "fedavg.finetune", 10
 ALL = "all"  # methods
-# Keys and tables that a method does not use: another value of them gives the same run.
-UNUSED = dict.fromkeys(("fedavg", "fedper", "fedrep", "pfedme"), ("clusters",)) | {
-    "local": ("clusters", "topology", "exchange")
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,8 @@ def list_jobs(
 def _used(job: Job, grid: Json) -> str:
     """Return the same text for jobs that are the same run."""
     tree = as_dict(job.config)
-    unused = UNUSED.get(job.config.method, ())
+    method = METHODS.get(job.config.method)
+    unused = method.UNUSED_KEYS if method else ()
     for key in grid:
         if key in unused or key.partition(".")[0] in unused:
             set_key(tree, key, DEFAULT)

@@ -14,7 +14,7 @@ from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.imports import load_object, options_table
 from fedspd.core.options import Options
-from fedspd.privacy.checks import check_method, private_tables
+from fedspd.privacy.checks import check_method, private_options
 
 LARGEST_INTEGER = 2**63 - 1  # as in TOML
 DEFAULT_CLUSTERS = 2  # of a method that does not find their number
@@ -110,14 +110,12 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
             f"precision = '{config.precision}': not with privacy, which trains example by example; "
             "expected float32. Leave this key out."
         )
-    if config.data.validation:
-        raise ConfigError(
-            f"data.validation = {config.data.validation}: not with privacy, as the choice of the "
-            "best round would tell of these examples; expected 0. Leave this key out."
-        )
     tables = {
-        method: getattr(config, method).model_copy(update=options)
-        for method, options in private_tables(tree).items()
+        name: getattr(config, name).model_copy(
+            update=private_options(name, method, tree.get(name, {}))
+        )
+        for name, method in METHODS.items()
+        if method.PRIVATE_OPTIONS
     }
     return config.model_copy(update=tables)
 

@@ -5,10 +5,10 @@ E examples.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import signature
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -44,6 +44,13 @@ class Observation:
     spectrum_CM: Tensor | None = None
 
 
+class PrivateOption(NamedTuple):
+    """The value that an option has under privacy, and what another value would tell."""
+
+    value: Any
+    reason: str
+
+
 class Algorithm(ABC, Generic[State]):
     """A method as a frozen dataclass: its fields are its options, named by its paper's symbols.
 
@@ -62,6 +69,10 @@ class Algorithm(ABC, Generic[State]):
     EXAMPLES_MEET: ClassVar[str | None] = "its rounds: it does not set EXAMPLES_MEET = None"
     # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False
+    # The options that privacy fixes: a value with which nothing unpaid is sent, and why.
+    PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {}
+    # Keys and tables of a config that the method does not use: any value gives the same run.
+    UNUSED_KEYS: ClassVar[tuple[str, ...]] = ()
 
     clusters: int
 

@@ -10,30 +10,18 @@ from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.errors import ConfigError
 from fedspd.core.learner import Learner
 
-# The values of methods' options with which nothing unpaid is sent, and what others would tell.
-PRIVATE_OPTIONS: dict[str, dict[str, Any]] = {
-    "fedspd": {"selection": "uniform", "score": "loss"},
-    "fedspd-split": {"prior": False, "least_gain": 0.0},
-}
-REASONS = {
-    "selection": "the choice of a cluster would tell what the examples are like",
-    "score": "an example's cluster would depend on the other examples",
-    "least_gain": "the mean loss of a client would be sent",
-    "prior": "the label counts of a client would shape every gradient",
-}
 
-
-def private_tables(tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of methods that privacy needs; refuse others that were given."""
-    for method, options in PRIVATE_OPTIONS.items():
-        given = tree.get(method, {})
-        for name, value in options.items():
-            if name in given and given[name] != value:
-                raise ConfigError(
-                    f"{method}.{name} = {given[name]!r}: {REASONS[name]}; expected {value!r} with "
-                    "privacy. Leave it out."
-                )
-    return PRIVATE_OPTIONS
+def private_options(
+    name: str, method: type[AnyAlgorithm], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values that privacy needs of a method's options; refuse others that were given."""
+    for option, (value, reason) in method.PRIVATE_OPTIONS.items():
+        if option in given and given[option] != value:
+            raise ConfigError(
+                f"{name}.{option} = {given[option]!r}: {reason}; expected {value!r} with privacy. "
+                "Leave it out."
+            )
+    return {option: needed.value for option, needed in method.PRIVATE_OPTIONS.items()}
 
 
 def check_method(name: str, method: type[AnyAlgorithm]) -> None:
