@@ -11,6 +11,8 @@ from fedspd.cli import node
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fedspd.node.identity.manifest import Manifest
+
 app = typer.Typer(
     help="Create a network of peers, with a certificate authority and a bundle for each device.",
     no_args_is_help=True,
@@ -79,7 +81,11 @@ def create(
         secure=not insecure_plaintext,
         days=days,
     )
-    if insecure_plaintext:
+    _print_created(manifest, out)
+
+
+def _print_created(manifest: "Manifest", out: Path) -> None:
+    if not manifest.secure:
         typer.echo(
             "fedspd: this network has no TLS: anyone can read, alter and forge its messages. "
             "Use it for trials only.",
