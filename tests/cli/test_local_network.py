@@ -97,6 +97,15 @@ def test_table_has_a_row_for_every_node(capsys):
     ]
 
 
+def test_table_shows_the_rmse_of_a_regression(capsys):
+    last = {"event": "round", "round": 2, "accuracy": None, "test_loss": 1.0, "rmse": 1.25}
+    Console(width=100).print(build_table([Node("c", "starting", {}), Node("a", "up", last)], 3))
+    out = capsys.readouterr().out
+    assert "RMSE" in out
+    assert "1.25" in out
+    assert "accuracy" not in out
+
+
 def test_progress_lines_are_ten_and_name_failed_nodes(capsys):
     lines = ProgressLines(Console(width=100), rounds=99)
     for t in range(101):

@@ -19,7 +19,9 @@ def jobs():
 
 def test_score_is_the_mean_accuracy_or_else_the_mean_loss():
     assert describe_score({"accuracy": [0.5, None, 0.6]}) == "accuracy 55.0 %"
-    assert describe_score({"accuracy": [None], "test_loss": [1.0, 2.0]}) == "test loss 1.5"
+    assert describe_score({"accuracy": [None], "test_loss": [1.0, 2.0]}) == "loss 1.5"
+    regression = {"accuracy": [None], "test_loss": [1.0], "rmse": [1.0, 2.0], "r2": [0.25, None]}
+    assert describe_score(regression) == "RMSE 1.5, R2 0.25"
     assert describe_score({"round": 1}) == ""
 
 

@@ -20,7 +20,7 @@ from fedspd.reporting.statistics import Interval
 SUMMARY = {
     "accuracy": {"mean": 0.925, "std": 0.066, "worst": 0.821},
     "accuracy_before_final_phase": {"mean": 0.9},
-    "clients": {"test_loss": [0.1, 0.3]},
+    "clients": {"accuracy": [0.9, 0.95], "test_loss": [0.1, 0.3]},
     "models_sent": 3348,
     "bytes": {"multicast": 21_500_000, "point_to_point": 64_500_000},
     "seconds": 6.04,
@@ -42,12 +42,15 @@ def comparison():
         method="fedspd",
         point={"topology.degree": 4},
         seeds=[0],
-        accuracy=Interval(0.925, None),
+        score=Interval(0.925, None),
         difference=None,
         std=0.066,
         worst=0.821,
         before=unknown,
         test_loss=unknown,
+        metrics={},
+        target=None,
+        classes={},
         distributions={},
         worst_distribution=None,
         smallest_distribution=None,
@@ -62,7 +65,7 @@ def comparison():
         steps=100,
         steps_ratio=1.0,
         seconds=6.04,
-        curve=Curve([], [], []),
+        curve=Curve([], [], [], [], []),
         clients=[],
     )
     return Comparison([SimpleNamespace()], [row], "fedspd", ["topology.degree"], [])
@@ -84,10 +87,26 @@ def test_summary_table_shows_accuracy_and_cost():
     }
 
 
-def test_summary_table_shows_the_loss_of_a_regression():
-    table = summary_table(
-        {"local": SUMMARY | {"accuracy": {"mean": None}}}, fits=lambda table: True
-    )
+def test_summary_table_shows_rmse_and_r2_of_a_regression():
+    scores = {
+        "clients": {"accuracy": [None], "test_loss": [0.1], "rmse": [12.34], "r2": [0.5]},
+        "metrics": {
+            "rmse": {"mean": 12.34, "std": 1.5, "worst": 20.0},
+            "r2": {"mean": 0.5, "std": 0.1, "worst": 0.2},
+        },
+        "metrics_before_final_phase": {"rmse": {"mean": 13.0}},
+    }
+    table = summary_table({"local": SUMMARY | scores}, fits=lambda table: True)
+    assert table.title == "Test RMSE across clients and communication cost"
+    row = dict(zip(heads(table), cells(table), strict=True))
+    expected = {"mean": "12.3", "spread": "1.5", "worst 10 %": "20", "before final": "13"}
+    assert {name: row[name] for name in expected} == {k: [v] for k, v in expected.items()}
+    assert row["R2"] == ["0.5"]
+
+
+def test_summary_table_shows_the_loss_of_a_regression_recorded_without_rmse():
+    clients = {"accuracy": [None, None], "test_loss": [0.1, 0.3]}
+    table = summary_table({"local": SUMMARY | {"clients": clients}}, fits=lambda table: True)
     assert table.title == "Test loss across clients and communication cost"
     assert heads(table)[:3] == ["method", "mean", "models"]
     assert cells(table)[1] == ["0.2"]
@@ -107,11 +126,13 @@ def test_summary_table_cuts_no_word_on_a_narrow_terminal(width, last_head, metho
         assert last_head in text
 
 
-def test_newcomers_are_described_by_accuracy_or_else_by_loss():
+def test_newcomers_are_described_by_accuracy_or_else_by_rmse_or_loss():
     newcomers = {"accuracy": {"mean": 0.5}, "test_loss": [1.0, 2.0]}
     assert describe_newcomers(newcomers) == "newcomers have an accuracy of 50.0 % on average"
     newcomers["accuracy"]["mean"] = None
-    assert describe_newcomers(newcomers) == "newcomers have a test loss of 1.5 on average"
+    assert describe_newcomers(newcomers) == "newcomers have a loss of 1.5 on average"
+    newcomers["rmse"] = [3.0, 5.0]
+    assert describe_newcomers(newcomers) == "newcomers have an RMSE of 4 on average"
 
 
 def test_distributions_are_described_with_the_agreement_of_clusters():

@@ -17,11 +17,11 @@ SKEWED = [torch.full((100,), label) for label in range(4)]
 TWO, ONE = [1.6, 0.2, 0.2, 0.1], [0.3, 0.25, 0.25, 0.25]  # eigenvalues
 
 
-def run(method, scores, *, seed=0, spectrum=None, clusters=None, losses=None, point=None):
-    """Return a run of four clients with these test accuracies, or losses of a regression."""
-    accuracy = [None] * 4 if losses else scores
+def run(method, scores, *, seed=0, spectrum=None, clusters=None, rmse=None, point=None):
+    """Return a run of four clients with these test accuracies, or RMSEs of a regression."""
+    scored = {"accuracy": [None] * 4, "rmse": rmse} if rmse else {"accuracy": scores}
     result = {
-        "clients": {"accuracy": accuracy, "test_loss": losses or [1.0] * 4},
+        "clients": {**scored, "test_loss": [1.0] * 4},
         "spectrum": spectrum,
         "clusters": clusters,
     }
@@ -122,17 +122,17 @@ def test_ratio_is_that_of_the_seed_nearest_to_the_threshold():
     assert (signs.clusters, signs.ratio) == (2, pytest.approx(3))
 
 
-def test_regression_is_advised_by_its_loss():
+def test_regression_is_advised_by_its_rmse():
     labels = [torch.zeros(5)] * 4
     runs = [
-        run("fedspd-split", None, losses=[0.1, 0.2, 0.1, 0.2], spectrum=TWO, clusters=2),
-        run("local", None, losses=[0.5, 0.6, 0.4, 0.7]),
+        run("fedspd-split", None, rmse=[0.1, 0.2, 0.1, 0.2], spectrum=TWO, clusters=2),
+        run("local", None, rmse=[0.5, 0.6, 0.4, 0.7]),
     ]
     advice = advise(runs, labels)
     assert advice.method == "fedspd-split"
     assert advice.signs.skew is None
     assert "sharing is worth 0.4 ± " in advice.sentence
-    assert "of test loss against local-only training" in advice.sentence
+    assert "of RMSE against local-only training" in advice.sentence
 
 
 def test_without_two_methods_or_at_several_points_there_is_no_advice():

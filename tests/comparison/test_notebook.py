@@ -34,7 +34,7 @@ def test_compare_takes_arrays_and_a_lambda_and_returns_a_table(compared):
     assert list(frame["seeds"]) == [2, 2]
     for row in compared.comparison.rows:
         accuracies = [run.result["accuracy"]["mean"] for run in compared.comparison.runs]
-        assert min(accuracies) <= row.accuracy.mean <= max(accuracies)
+        assert min(accuracies) <= row.score.mean <= max(accuracies)
     assert (compared.folder / "report.html").exists()
     assert "<td>fedavg</td>" in compared._repr_html_()
     assert compared.figures()
@@ -81,6 +81,41 @@ def test_history_counts_costs_up_to_a_target(compared):
     found = next(r for r in compared.reach(target) if r["seed"] == run.seed)
     assert found["round"] == first["round"]
     assert all(row["round"] is None for row in compared.reach(1.1))
+
+
+def test_regression_has_rmse_and_r2_in_tables_and_figures(tmp_path):
+    """The target is the first feature: a linear model explains nearly all of it."""
+
+    def linear(shape, classes):
+        return nn.Sequential(nn.Linear(shape[0], 1), nn.Flatten(0))
+
+    own = {"data": (X, X[:, 0]), "model": linear}
+    result = fedspd.run(TINY, **own, out=tmp_path / "run")
+    assert set(result.figures()) >= {"rmse-by-round", "clients"}
+    assert (result.scores["rmse"] > 0).all()
+    assert "<th>RMSE</th>" in result._repr_html_()
+    assert result.reach(result.history()[-1]["rmse"]) is not None
+    assert result.reach(0.0) is None
+    reported = fedspd.report(tmp_path / "run", target=100.0)
+    (row,) = reported.rows()
+    assert row["RMSE"] == pytest.approx(result.scores["rmse"].mean())
+    assert row["r2"] == pytest.approx(result.scores["r2"].mean())
+    assert set(reported.figures()) >= {"rmse-by-round", "rmse-by-bytes", "rmse-by-time"}
+    assert reported.comparison.rows[0].target.round == 1
+
+
+def test_report_names_the_classes_of_the_labels(tmp_path):
+    names = np.where(Y == 1, "cat", "dog")
+    result = fedspd.run(TINY, **{**OWN, "data": (X, names)}, out=tmp_path / "run")
+    assert result.classes == ["cat", "dog"]
+    found = fedspd.report(tmp_path / "run").comparison.rows[0].classes
+    tests = result.experiment.plan.test
+    outputs = [result.predict(c, x) for c, x in enumerate(tests.x)]
+    pairs = zip(outputs, tests.y, strict=True)
+    right = sum(int((output.argmax(1) == y).sum()) for output, y in pairs)
+    assert set(found) == {"cat", "dog"}
+    counts = np.bincount(np.concatenate(tests.y), minlength=2)
+    assert np.dot(list(found.values()), counts) == pytest.approx(right)
 
 
 def test_sweep_has_a_row_for_every_point(tmp_path):

@@ -19,7 +19,8 @@ MIXTURE = [[0.8, 0.2], [0.3, 0.7]]
 def write_run(tmp_path):
     """Return a function that writes a run of two rounds and two clients.
 
-    Before the final phase, both clients score 0.1 less.
+    Before the final phase, both clients score 0.1 less. With `errors`, it is a regression with
+    these RMSEs, each 0.1 higher before the final phase.
     """
 
     def write(name, method="fedspd", *, seed=0, scores=(0.5, 0.7), finished=True, **records):
@@ -27,9 +28,11 @@ def write_run(tmp_path):
         folder.mkdir(parents=True)
         _write_documents(folder, method, seed, records.get("config"), records.get("options"))
         sent, steps = records.get("sent", 1000), records.get("steps", 100)
-        _write_events(folder, scores, sent)
+        errors = records.get("errors")
+        _write_events(folder, scores, sent, errors)
         if finished:
             result = _result(method, scores, sent, steps) | records.get("result", {})
+            result |= _regression(errors) if errors else {}
             RunFolder(folder).write("result.json", result)
         return folder
 
@@ -67,16 +70,35 @@ def _write_documents(folder, method, seed, config, options):
     RunFolder(folder).write("topology.json", {"list": [[0, 1]]})
 
 
-def _write_events(folder, scores, sent):
+def _regression(errors):
+    """Return what the result of a regression has in place of accuracies."""
+    mean, nothing = sum(errors) / 2, {"mean": None, "std": None, "worst": None, "lowest": None}
+    rmse = {"mean": mean, "std": max(errors) - mean, "worst": max(errors), "lowest": max(errors)}
+    r2 = {"mean": 0.5, "std": 0.0, "worst": 0.5, "lowest": 0.5}
+    scores = {"rmse": list(errors), "r2": [0.5, 0.5]}
+    clients = {"accuracy": [None, None], "test_loss": [1.0, 2.0], "mixture": MIXTURE, **scores}
+    return {
+        "accuracy": nothing,
+        "accuracy_before_final_phase": nothing,
+        "metrics": {"rmse": rmse, "r2": r2},
+        "metrics_before_final_phase": {"rmse": {**rmse, "mean": mean + 0.1}, "r2": r2},
+        "clients": clients,
+    }
+
+
+def _write_events(folder, scores, sent, errors=None):
     bytes = {"multicast": sent // 4, "point_to_point": sent // 2}
     earlier = [score - 0.1 for score in scores]
-    event = {"traffic": [], "mixture": MIXTURE}
+    event = {"traffic": [], "mixture": MIXTURE, "seconds": {"total": 0.5}, "steps": 10}
     rounds = [
         {"event": "round", "round": t, "accuracy": earlier, **event, "bytes": bytes} for t in (1, 2)
     ]
     nothing = {"multicast": 0, "point_to_point": 0}
     final = {"event": "final", "round": 3, "accuracy": list(scores), **event, "bytes": nothing}
-    for each in (*rounds, final):
+    for each, more in zip((*rounds, final), (0.1, 0.1, 0.0), strict=True):
+        if errors:
+            rmse = [error + more for error in errors]
+            each |= {"accuracy": [None, None], "rmse": rmse, "r2": [0.5, 0.5]}
         RunFolder(folder).append(each)
 
 

@@ -55,7 +55,8 @@ def test_accuracy_by_round_explains_a_band_over_clients() -> None:
 
 def test_accuracy_figures_without_bands_do_not_explain_them() -> None:
     assert note(figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
-    assert note(figures.draw_accuracy_by_bytes({"fedspd": ([1, 2], [0.5, 0.9], None)})) == ""
+    by_bytes = {"Megabytes": {"fedspd": ([1, 2], [0.5, 0.9], None)}}
+    assert note(figures.draw_accuracy_by_cost("bytes", by_bytes)) == ""
     panels = {"": {"fedspd": [(1, 0.5, 0.0), (2, 0.6, 0.0)]}}
     assert note(figures.draw_accuracy_by_value("clusters", panels)) == ""
 

@@ -1,10 +1,13 @@
 """The statistics of methods, and their differences to the reference."""
 
+import json
+
 import pytest
 
-from fedspd.reporting.method_rows import accuracy_along, compare_runs
+from fedspd.reporting.method_rows import compare_runs, score_along
 from fedspd.reporting.runs import read_runs
 from fedspd.reporting.statistics import Interval
+from fedspd.storage.run_folder import RunFolder
 
 HALF = 4.302653 / 3**0.5  # of the interval of three numbers whose standard deviation is 1
 
@@ -14,7 +17,7 @@ def test_row_has_the_means_over_seeds(three_seeds, compare):
     assert [row.method for row in rows] == ["fedspd", "fedavg", "fedem"]
     fedavg = rows[1]
     assert fedavg.seeds == [0, 1, 2]
-    assert fedavg.accuracy == Interval(pytest.approx(0.7), pytest.approx(0.1 * HALF))
+    assert fedavg.score == Interval(pytest.approx(0.7), pytest.approx(0.1 * HALF))
     assert fedavg.before.mean == pytest.approx(0.6)
     assert (fedavg.std, fedavg.worst) == (pytest.approx(0.1), pytest.approx(0.6))
     assert (fedavg.multicast, fedavg.point_to_point) == (1000, 2000)
@@ -49,13 +52,13 @@ def test_row_has_the_ratio_of_its_steps_to_local_updates(three_seeds, compare):
 def test_curve_averages_seeds_and_adds_up_bytes(three_seeds, compare):
     curve = compare(*three_seeds).rows[1].curve
     assert curve.rounds == [1, 2]
-    assert curve.accuracy == [Interval(pytest.approx(0.6), pytest.approx(0.1 * HALF))] * 2
+    assert curve.score == [Interval(pytest.approx(0.6), pytest.approx(0.1 * HALF))] * 2
     assert curve.bytes == [1000, 2000]
 
 
 def test_one_seed_has_no_interval(write_run, compare):
     (row,) = compare(write_run("a")).rows
-    assert row.accuracy == Interval(pytest.approx(0.6), None)
+    assert row.score == Interval(pytest.approx(0.6), None)
 
 
 def test_difference_ignores_the_other_methods_own_options(write_run, compare):
@@ -114,16 +117,15 @@ def test_hurt_is_paired_by_seed(write_run, compare):
     assert compare(*folders).rows[0].hurt == 0.5
 
 
-def test_hurt_compares_losses_in_a_regression(write_run, compare):
-    def regression(test_loss):
-        nothing = {"mean": None, "std": None, "worst": None, "lowest": None}
-        clients = {"accuracy": [None, None], "test_loss": test_loss, "mixture": None}
-        return {"accuracy": nothing, "clients": clients}
-
+def test_hurt_compares_errors_in_a_regression(write_run, compare):
     folders = [
-        write_run("a", "fedavg", result=regression([1.0, None])),
-        write_run("l", "local", result=regression([2.0, 9.0])),
+        write_run("a", "fedavg", errors=(1.0, 3.0)),
+        write_run("l", "local", errors=(2.0, 9.0)),
     ]
+    assert compare(*folders).rows[0].hurt == 0.0
+    result = json.loads((folders[0] / "result.json").read_text())
+    result["clients"]["rmse"] = [1.0, None]
+    RunFolder(folders[0]).write("result.json", result)
     assert compare(*folders).rows[0].hurt == 0.5  # a loss that is not finite is worse than any
 
 
@@ -155,14 +157,14 @@ def test_runs_recorded_before_distributions_have_none(three_seeds, compare):
 # ---- accuracy along an axis
 
 
-def test_accuracy_along_a_swept_axis_is_a_line_per_method(write_sweep, compare):
+def test_score_along_a_swept_axis_is_a_line_per_method(write_sweep, compare):
     comparison = compare(write_sweep("data.alpha", [1, 5], options=True))
-    (panel,) = accuracy_along(comparison, "data.alpha").values()
+    (panel,) = score_along(comparison, "data.alpha").values()
     lines = {label: [(x, score.mean) for x, score in line] for label, line in panel.items()}
     assert lines == {"fedspd": [(1, 0.1), (5, 0.5)], "local": [(1, 0.1), (5, 0.5)]}
 
 
-def test_accuracy_along_an_axis_has_a_panel_per_point_of_the_others(write_run, compare):
+def test_score_along_an_axis_has_a_panel_per_point_of_the_others(write_run, compare):
     """A method's own options are lines, not panels."""
     folders = []
     for degree in (2, 4):
@@ -172,7 +174,7 @@ def test_accuracy_along_an_axis_has_a_panel_per_point_of_the_others(write_run, c
             for k in (0, 5):
                 tuned = config | {"fedavg": {"finetune": k}}
                 folders.append(write_run(f"a{degree}{clusters}{k}", "fedavg", config=tuned))
-    panels = accuracy_along(compare(*folders), "topology.degree")
+    panels = score_along(compare(*folders), "topology.degree")
     assert list(panels) == ["clusters=1", "clusters=3"]
     for panel in panels.values():
         assert list(panel) == ["fedspd", "fedavg, finetune=0", "fedavg, finetune=5"]

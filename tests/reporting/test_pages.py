@@ -38,6 +38,7 @@ def test_report_has_four_documents_and_the_figures(three_seeds, out):
     assert {path.stem for path in (out / "figures").iterdir()} == {
         "accuracy-by-round",
         "accuracy-by-bytes",
+        "accuracy-by-time",
         "clients",
         "network",
         "mixtures-by-round",
@@ -47,7 +48,7 @@ def test_report_has_four_documents_and_the_figures(three_seeds, out):
 def test_page_needs_nothing_but_itself(three_seeds, out):
     write_report(three_seeds, out, "fedspd")
     page, text = Page(out / "report.html"), (out / "report.html").read_text()
-    assert len(page.links) == 5
+    assert len(page.links) == 6
     assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert "script" not in page.tags
     assert "url(" not in text
@@ -123,10 +124,10 @@ def test_report_takes_the_reference_from_the_comparison_if_there_is_one(
 
 
 def test_large_sweep_has_curves_for_each_point(write_sweep, out):
-    """One figure along the axis, a graph with mixtures, and three figures for each of 5 points."""
+    """One figure along the axis, a graph with mixtures, and four figures for each of 5 points."""
     write_report([write_sweep("clusters", [1, 2, 3, 4, 5])], out, "fedspd")
     page = Page(out / "report.html")
-    assert len(page.links) == 1 + 2 + 5 * 3
+    assert len(page.links) == 1 + 2 + 5 * 4
     assert "clusters=5" in page.text
 
 
@@ -137,7 +138,75 @@ def test_nine_rows_at_one_point_share_one_figure(write_run, out):
     assert "<summary></summary>" not in (out / "report.html").read_text()
 
 
-def test_regression_is_reported_by_its_loss(write_run, out):
+def test_regression_is_reported_by_rmse_and_r2(write_run, out):
+    """FedSPD has RMSEs of 1 and 2, then of 3 and 4; local-only training twice of 5 and 6."""
+    folders = [
+        write_run(f"{method}{seed}", method, seed=seed, errors=errors)
+        for method, seed, errors in (
+            ("fedspd", 0, (1.0, 2.0)),
+            ("fedspd", 1, (3.0, 4.0)),
+            ("local", 0, (5.0, 6.0)),
+            ("local", 1, (5.0, 6.0)),
+        )
+    ]
+    write_report(folders, out, "fedspd")
+    text, page = (out / "report.md").read_text(), Page(out / "report.html").text
+    assert "| **2.5 ± 13** |" in text
+    assert "| +3 ± 13 |" in text  # 4 and 2 more
+    assert "accuracy" not in text
+    assert "Lowest RMSE: fedspd, 2.5 ± 13." in page
+    assert "Cost to target: RMSE of at most 1.6" in page  # of the best run's 1.5
+    assert {path.stem for path in (out / "figures").iterdir()} >= {
+        "rmse-by-round",
+        "rmse-by-bytes",
+        "rmse-by-time",
+        "clients",
+    }
+    with open(out / "report.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["rmse"] for row in rows] == ["1.5", "3.5", "5.5", "5.5"]
+    assert [row["r2"] for row in rows] == ["0.5"] * 4
+    statistics = json.loads((out / "report.json").read_text())
+    assert statistics["score"] == "rmse"
+    assert statistics["rows"][0]["rmse"]["mean"] == 2.5
+
+
+def test_regression_that_is_ahead_has_a_lower_rmse(write_run, out):
+    folders = [write_run(m, m, errors=(e, e)) for m, e in (("fedspd", 2.0), ("fedavg", 1.0))]
+    write_report(folders, out, "fedspd")
+    assert "<td class=ahead>−1</td>" in (out / "report.html").read_text()
+
+
+def test_report_shows_what_a_target_costs(write_run, out):
+    """Half of the bytes, 10 steps and half a second go into each round, the final phase none."""
+    folders = [write_run("a", scores=(0.5, 0.7)), write_run("b", "local", scores=(0.3, 0.3))]
+    write_report(folders, out, "fedspd", target=0.5)
+    text = (out / "report.md").read_text()
+    assert "## Cost to target: accuracy of at least 50.0 %" in text
+    assert "| fedspd | 1 of 1 | 1 | 0.0005 | 0.5 | 10 |" in text
+    assert "| local | 0 of 1 | – | – | – | – |" in text
+    write_report(folders, out, "fedspd")  # 95 % of the best
+    assert "accuracy of at least 57.0 %" in (out / "report.md").read_text()
+    with open(out / "report.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round_to_target"] for row in rows] == ["3", ""]
+
+
+def test_report_shows_classes_by_name_and_other_scores(write_run, out):
+    classes = {"names": ["cat", "<dog>"], "accuracy": [0.25, None]}
+    metrics = {"macro_f1": {"mean": 0.625, "std": 0.0, "worst": 0.5, "lowest": 0.5}}
+    folder = write_run("a", result={"classes": classes, "metrics": metrics})
+    comparison = write_report([folder], out, "fedspd")
+    text, page = (out / "report.md").read_text(), Page(out / "report.html").text
+    assert comparison.rows[0].classes == {"cat": 0.25, "<dog>": None}
+    assert "| cat | 25.0 |" in text
+    assert "| <dog> | – |" in text
+    assert "<dog>" in page
+    assert "62.5" in page
+    assert "macro F1 (%)" in text
+
+
+def test_regression_recorded_without_rmse_is_reported_by_its_loss(write_run, out):
     folder = write_run("a")
     result = json.loads((folder / "result.json").read_text())
     unknown = dict.fromkeys(result["accuracy"])

@@ -25,9 +25,8 @@ def test_mixtures_are_drawn_of_the_rounds_that_have_all_clusters(write_run, comp
     folder = write_run("a", "fedspd-split")
     found = [[[1.0], [1.0]], [[0.9, 0.1], [0.2, 0.8]], [[1.0, 0.0], [0.0, 1.0]]]
     for t, mixture in enumerate(found, start=3):
-        RunFolder(folder).append(
-            {"event": "round", "round": t, "bytes": {"point_to_point": 0}, "mixture": mixture}
-        )
+        cost = {"bytes": {"point_to_point": 0}, "seconds": {"total": 0.0}, "steps": 0}
+        RunFolder(folder).append({"event": "round", "round": t, "mixture": mixture, **cost})
     panels = draw_comparison(compare(folder))["mixtures-by-round"].axes
     assert len(panels) == 2
     assert panels[0].lines[0].get_xdata().tolist() == [1, 2, 4, 5]

@@ -96,11 +96,11 @@ def advise(settings: list[str], workers: int, as_json: bool) -> None:
         print(json.dumps({"rounds": base.rounds, **asdict(given)}))
 
 
-def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
+def report(runs: Sequence[Path], out: Path | None, target: float | None, as_json: bool) -> None:
     """Write and show the report of finished runs."""
     single = runs[0] if len(runs) == 1 and is_comparison(runs[0]) else None
     folder = out or single or Path("report")
-    comparison = pages.write_report(runs, folder, load().method)
+    comparison = pages.write_report(runs, folder, load().method, target)
     _show(comparison, folder, as_json)
 
 

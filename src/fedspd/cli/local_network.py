@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedspd.cli.running import new_folder
 from fedspd.config import ExperimentConfig, as_dict, load, split_arguments, validate
+from fedspd.core.scores import ACCURACY, main_score
 from fedspd.node.host import local_network
 from fedspd.node.host.local_network import Listener, NodeProcess
 
@@ -32,9 +33,9 @@ def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) 
         raise
     if as_json:
         print(json.dumps({**found, "folder": str(folder)}))
-    elif found["accuracy"] is not None:
-        accuracy = f"mean accuracy {100 * found['accuracy']:.1f} %"
-        print(f"{accuracy}; journals and models: {folder}/nodes/NAME/state")
+    elif found.get((score := main_score(found)).name) is not None:
+        mean = f"mean {score.title} {score.text(found[score.name])}{score.unit}"
+        print(f"{mean}; journals and models: {folder}/nodes/NAME/state")
 
 
 def _open_network(settings: list[str], nodes: int | None, folder: Path) -> ExperimentConfig:
@@ -63,15 +64,17 @@ def _showing_progress(console: Console, rounds: int, as_json: bool) -> Iterator[
 
 def build_table(nodes: Sequence[NodeProcess], rounds: int) -> Table:
     """Return a table with a row for every node."""
-    table = Table("node", "state", "round", "received", "missing", "mixture", "accuracy (%)")
+    tested = next((node.last for node in nodes if "test_loss" in node.last), None)
+    score = ACCURACY if tested is None else main_score(tested)
+    table = Table("node", "state", "round", "received", "missing", "mixture", score.heading)
     for node in nodes:
         last = node.last
         mixture = " ".join(f"{share:.2f}" for share in last.get("mixture") or ())
-        score = last.get("accuracy")
-        accuracy = "" if score is None else f"{100 * score:.1f}"
+        value = last.get(score.name)
+        shown = "" if value is None else score.text(value)
         progress = "final" if node.is_done else f"{last.get('round', 0)} of {rounds}"
         received, missing = (", ".join(last.get(key, ())) for key in ("received", "missing"))
-        table.add_row(node.name, node.state, progress, received, missing, mixture, accuracy)
+        table.add_row(node.name, node.state, progress, received, missing, mixture, shown)
     return table
 
 

@@ -187,12 +187,19 @@ def report(
             help="Write into this folder; default: that of a single comparison, else ./report."
         ),
     ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Show the cost of this accuracy, such as 0.8, or of this RMSE; default: 95 % of "
+            "the best."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the report of any runs, from their records alone."""
     from fedspd.cli import comparison
 
-    comparison.report(runs, out, as_json)
+    comparison.report(runs, out, target, as_json)
 
 
 @app.command(epilog=EXIT_CODES)

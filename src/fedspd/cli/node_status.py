@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.core.errors import StorageError
+from fedspd.core.scores import ACCURACY, OTHER_SCORES, RMSE
 from fedspd.node.host.status import ask_status
 from fedspd.node.identity.manifest import file_exists
 from fedspd.storage.atomic import Json
@@ -43,7 +44,8 @@ def print_status(status: Json) -> None:
     rounds = f" of {status['rounds']}" if "rounds" in status else ""
     progress = "every round is done" if status["done"] else f"round {status['round']}{rounds}"
     console.print(f"{status['node']}: {state}, {progress}", highlight=False)
-    for name in ("accuracy", "mixture", "loss"):
+    scores = [score.name for score in (ACCURACY, RMSE, *OTHER_SCORES)]
+    for name in (*scores, "mixture", "loss"):
         if last.get(name) is not None:
             console.print(f"{name}: {last[name]}")
     if status["running"]:

@@ -7,16 +7,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedspd.core.scores import ACCURACY, OTHER_SCORES, RMSE, TEST_LOSS, Score, main_score
 from fedspd.reporting.columns import (
     Column,
     comparison_columns,
-    format_loss,
     format_megabytes,
     format_percent,
     is_best,
     point_cells,
 )
-from fedspd.reporting.method_rows import Comparison, MethodRow
+from fedspd.reporting.method_rows import Comparison, MethodRow, mean_score
 from fedspd.reporting.statistics import mean
 from fedspd.storage.atomic import Json
 
@@ -40,7 +40,7 @@ def fits_console(console: Console, table: Table) -> bool:
 
 
 def summary_table(summaries: Mapping[str, Json], fits: Fits) -> Table:
-    """Return a row per run: accuracy across clients, or loss in a regression, and the cost.
+    """Return a row per run: accuracy across clients, or RMSE in a regression, and the cost.
 
     Where the table does not fit, the heads take two lines; then the last columns are left out.
     """
@@ -53,28 +53,34 @@ def summary_table(summaries: Mapping[str, Json], fits: Fits) -> Table:
 
 
 def _summary_table(summaries: Mapping[str, Json], separator: str) -> Table:
-    scores = [summary["accuracy"]["mean"] for summary in summaries.values()]
-    is_classification = any(score is not None for score in scores)
-    metric = "accuracy across clients (%)" if is_classification else "loss across clients"
-    table = Table(title=f"Test {metric} and communication cost", title_justify="left")
-    heads = ("mean", "spread", "worst 10 %", "before final") if is_classification else ("mean",)
+    first = next(iter(summaries.values()))
+    score = main_score(first["clients"])
+    unit = " (%)" if score.is_percent else ""
+    title = f"Test {score.title} across clients{unit} and communication cost"
+    table = Table(title=title, title_justify="left")
+    others = [other for other in OTHER_SCORES if other.name in (first.get("metrics") or {})]
+    heads = ["mean"] if score == TEST_LOSS else ["mean", "spread", "worst 10 %", "before final"]
+    heads += [other.heading for other in others]
     table.add_column("method", no_wrap=True)
     for head in (*heads, "models", "MB multicast", "MB p2p", "time (s)"):
         table.add_column(head.replace(" ", separator, 1), justify="right", no_wrap=True)
     for method, summary in summaries.items():
-        cells = _accuracy_cells(summary) if is_classification else _loss_cells(summary)
-        table.add_row(escape(method), *cells, *_cost_cells(summary))
+        further = [other.text(summary["metrics"][other.name]["mean"]) for other in others]
+        table.add_row(
+            escape(method), *_score_cells(summary, score), *further, *_cost_cells(summary)
+        )
     return table
 
 
-def _accuracy_cells(summary: Json) -> list[str]:
-    score, before = summary["accuracy"], summary["accuracy_before_final_phase"]
-    fractions = (score["mean"], score["std"], score["worst"], before["mean"])
-    return [format_percent(fraction) for fraction in fractions]
-
-
-def _loss_cells(summary: Json) -> list[str]:
-    return [format_loss(mean(summary["clients"]["test_loss"]))]
+def _score_cells(summary: Json, score: Score) -> list[str]:
+    if score == TEST_LOSS:
+        return [score.text(mean(summary["clients"]["test_loss"]))]
+    final, before = summary["accuracy"], summary["accuracy_before_final_phase"]
+    if score != ACCURACY:
+        final = summary["metrics"][score.name]
+        before = summary.get("metrics_before_final_phase", {}).get(score.name, {})
+    numbers = (final["mean"], final["std"], final["worst"], before.get("mean"))
+    return [score.text(number) for number in numbers]
 
 
 def _cost_cells(summary: Json) -> list[str]:
@@ -89,11 +95,11 @@ def _cost_cells(summary: Json) -> list[str]:
 
 def describe_newcomers(newcomers: Json) -> str:
     """Return a sentence about the clients that joined after training."""
-    accuracy, loss = newcomers["accuracy"]["mean"], mean(newcomers["test_loss"])
-    score = f"a test loss of {format_loss(loss)}"
-    if accuracy is not None:
-        score = f"an accuracy of {format_percent(accuracy)} %"
-    return f"newcomers have {score} on average"
+    known = {s.name: mean_score(newcomers, s.name) for s in (ACCURACY, RMSE, TEST_LOSS)}
+    score = main_score(known)
+    article = "a" if score == TEST_LOSS else "an"
+    found = score.text(known.get(score.name))
+    return f"newcomers have {article} {score.title} of {found}{score.unit} on average"
 
 
 def describe_distributions(summary: Json) -> str:
@@ -110,20 +116,13 @@ def describe_distributions(summary: Json) -> str:
 
 
 def comparison_table(comparison: Comparison, fits: Fits) -> Table:
-    """Return as many columns as fit, but at least the accuracy, or the loss of a regression."""
-    is_classification = any(row.accuracy.mean is not None for row in comparison.rows)
-    metric = "accuracy" if is_classification else "loss"
-    losses = () if is_classification else ("test loss", "newcomers' loss")
-    columns = [
-        column
-        for column in comparison_columns(comparison)
-        if column.is_brief or column.title in losses
-    ]
+    """Return as many columns as fit, but at least the accuracy, or the RMSE of a regression."""
+    columns = [column for column in comparison_columns(comparison) if column.is_brief]
     for count in range(len(columns), 2, -1):
-        table = _comparison_table(comparison, columns[:count], metric)
+        table = _comparison_table(comparison, columns[:count])
         if fits(table):
             return table
-    return _comparison_table(comparison, columns[:2], metric)
+    return _comparison_table(comparison, columns[:2])
 
 
 def explain_intervals(comparison: Comparison) -> str | None:
@@ -137,9 +136,9 @@ def explain_intervals(comparison: Comparison) -> str | None:
     return words
 
 
-def _comparison_table(comparison: Comparison, columns: list[Column], metric: str) -> Table:
+def _comparison_table(comparison: Comparison, columns: list[Column]) -> Table:
     table = Table(
-        title=f"Test {metric} and cost",
+        title=f"Test {comparison.score.title} and cost",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,

@@ -19,7 +19,7 @@ from fedspd.algorithms.populations import LEAST_RATIO, largest_gap
 from fedspd.comparison.jobs import FINETUNE
 from fedspd.config import ExperimentConfig, given_dict, validate
 from fedspd.experiment.build import build_experiment
-from fedspd.reporting.method_rows import ALONE
+from fedspd.reporting.method_rows import ALONE, client_scores
 from fedspd.reporting.points import distinct_points, format_label
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval, confidence_interval
@@ -165,14 +165,11 @@ def _margin(ratio: float) -> float:
 
 
 def _scores(runs: Sequence[Run]) -> Scores:
-    """Return every method's scores in the seeds that all have; a loss counts negative."""
+    """Return every method's scores in the seeds that all have; an error counts negative."""
     by_name: dict[str, dict[int, list[float]]] = {}
     for run in runs:
-        clients = run.result["clients"]
-        scores = clients["accuracy"]
-        if None in scores:  # a regression
-            scores = [None if loss is None else -loss for loss in clients["test_loss"]]
-        if None not in scores:  # a loss that is not finite
+        scores = client_scores(run, run.score)
+        if all(map(math.isfinite, scores)):
             point = {k: v for k, v in run.point.items() if (k, v) != (FINETUNE, 0)}
             by_name.setdefault(format_label(run.method, point), {})[run.seed] = scores
     seeds = [set(by_seed) for by_seed in by_name.values()]
@@ -263,17 +260,13 @@ class _Words:
     seeds: int
     clients: int
 
-    @property
-    def _is_classification(self) -> bool:
-        return None not in self.runs[0].result["clients"]["accuracy"]
-
     def _amount(self, difference: Interval) -> str:
-        """Return 3.1 ± 0.4 points, or an amount of test loss, without its sign."""
+        """Return 3.1 ± 0.4 points, or an amount of RMSE, without its sign."""
         assert difference.mean is not None
         numbers = [abs(difference.mean)] + ([difference.half] if difference.half else [])
-        if self._is_classification:
-            return " ± ".join(f"{100 * number:.1f}" for number in numbers) + " points"
-        return " ± ".join(f"{number:.2g}" for number in numbers) + " of test loss"
+        score = self.runs[0].score
+        unit = "points" if score.is_percent else f"of {score.title}"
+        return f"{' ± '.join(map(score.half, numbers))} {unit}"
 
     def sharing(self, gain: Interval | None) -> str | None:
         if gain is None or gain.mean is None:

@@ -15,12 +15,13 @@ from fedspd.core.errors import ConfigError
 from fedspd.experiment.build import ModelFactory, build_experiment
 from fedspd.experiment.callbacks import Callback, check_callbacks
 from fedspd.experiment.documents import check_same
-from fedspd.experiment.history import as_frame, history, html_table, reach
+from fedspd.experiment.frames import as_frame, html_table
 from fedspd.experiment.runner import Config, Result, as_config, is_watched
 from fedspd.reporting import pages, run_figures
 from fedspd.reporting.method_rows import Comparison
 from fedspd.reporting.runs import is_comparison
 from fedspd.storage.atomic import Json
+from fedspd.storage.history import costs, reach
 from fedspd.storage.run_folder import RunFolder
 
 Methods = str | Sequence[str] | None
@@ -42,10 +43,11 @@ class ComparisonResult:
                 "method": row.name,
                 **row.shared_point,
                 "seeds": len(row.seeds),
-                "accuracy": row.accuracy.mean,
-                "± (95 %)": row.accuracy.half,
+                self.comparison.score.title: row.score.mean,
+                "± (95 %)": row.score.half,
                 f"vs {self.comparison.reference}": row.difference and row.difference.mean,
                 "worst 10 %": row.worst,
+                **{name: interval.mean for name, interval in row.metrics.items()},
                 "test loss": row.test_loss.mean,
                 "MB p2p": row.point_to_point / 1e6,
                 "steps": row.steps,
@@ -59,18 +61,20 @@ class ComparisonResult:
         return [
             {"method": run.method, **run.point, "seed": run.seed, **entry}
             for run in self.comparison.runs
-            for entry in history(RunFolder(run.folder))
+            for entry in run.history
         ]
 
-    def reach(self, accuracy: float) -> list[Json]:
-        """Return for every run what the first round with this mean accuracy had cost."""
-        names = ("round", "bytes", "seconds", "steps")
-        rows = []
-        for run in self.comparison.runs:
-            entry = reach(history(RunFolder(run.folder)), accuracy)
-            costs = {name: None if entry is None else entry[name] for name in names}
-            rows.append({"method": run.method, **run.point, "seed": run.seed, **costs})
-        return rows
+    def reach(self, target: float) -> list[Json]:
+        """Return for every run what the first round with this mean accuracy, or RMSE, had cost."""
+        return [
+            {
+                "method": run.method,
+                **run.point,
+                "seed": run.seed,
+                **costs(reach(run.history, target)),
+            }
+            for run in self.comparison.runs
+        ]
 
     def to_pandas(self) -> Any:
         """Return the rows as a DataFrame."""
@@ -194,16 +198,23 @@ def _run(
         run_all(jobs, folder, workers, followers, reference)
 
 
-def report(runs: PathLike | Sequence[PathLike], out: PathLike | None = None) -> ComparisonResult:
-    """Compare finished runs from their folders alone; with `out`, write the report there."""
+def report(
+    runs: PathLike | Sequence[PathLike],
+    out: PathLike | None = None,
+    target: float | None = None,
+) -> ComparisonResult:
+    """Compare finished runs from their folders alone; with `out`, write the report there.
+
+    `target` is a mean accuracy, or RMSE, of which the report says what it costs.
+    """
     many = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     folders = [_as_path("runs", run) for run in many]
     if not folders:
         raise ConfigError("runs = []: expected at least one folder of run, compare or sweep.")
     reference = load().method
     if out is None:
-        return ComparisonResult(folders[0], pages.read_comparison(folders, reference))
-    return ComparisonResult(Path(out), pages.write_report(folders, Path(out), reference))
+        return ComparisonResult(folders[0], pages.read_comparison(folders, reference, target))
+    return ComparisonResult(Path(out), pages.write_report(folders, Path(out), reference, target))
 
 
 def open_folder(

@@ -201,7 +201,7 @@ class Forward(Callback):
         self.send = send
 
     def on_start(self, event: Json) -> None:
-        names = ("event", "round", "rounds", "accuracy", "test_loss")
+        names = ("event", "round", "rounds", "accuracy", "test_loss", "rmse", "r2")
         brief = {name: event[name] for name in names if name in event}
         self.send({**brief, "run": self.job.name})
 

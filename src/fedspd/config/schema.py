@@ -103,8 +103,8 @@ class ExperimentConfig(Options):
     metrics: Annotated[list[MetricName] | None, BeforeValidator(_split_names)] = Field(
         None,
         description="Scores of every client beside its accuracy: `macro_f1` and `auc` (one class "
-        "against the rest, averaged) for classes, `rmse` and `r2` for a regression. The default is "
-        "`rmse` and `r2` for a regression, and none for classes.",
+        "against the rest, averaged) for classes. The default is none. A regression always has "
+        "`rmse` and `r2`.",
     )
     device: str = Field(
         "cpu",

@@ -82,8 +82,8 @@ def _pairs(count: NDArray[np.int64]) -> Numbers:
     return pairs
 
 
-def accuracy_by_distribution(tests_2D: NDArray[np.int64]) -> Numbers:
-    """Return the share of right test examples of each distribution; NaN where there are none.
+def accuracy_by_group(tests_2D: NDArray[np.int64]) -> Numbers:
+    """Return the share of right test examples of each distribution, or class; NaN without any.
 
     tests_2D has the wrong test examples in row 0 and the right ones in row 1.
     """

@@ -109,6 +109,11 @@ class Federation:
         return len(self.train.start) - 1
 
     @property
+    def names_of_classes(self) -> list[str]:
+        """The names of the classes, which may be their numbers; none in a regression."""
+        return list(self.class_names or map(str, range(self.classes)))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.train.x.shape[1:])

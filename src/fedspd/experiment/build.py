@@ -75,7 +75,7 @@ def build_experiment(
         train, validation, truth = split_validation(train, truth, share, key.of("data"))
     _check_clusters(algorithm, train)
     about = federation.distributions, key, test_truth, config.exchange
-    metrics = _choose_metrics(config, federation.classes)
+    metrics = choose_metrics(config, federation.classes)
     plan = Plan(algorithm, learner, train, test, truth, *about, validation, metrics)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
@@ -172,17 +172,18 @@ def _truth_by_client(examples: ClientExamples) -> GroundTruth:
     return [examples.truth[low:high] for low, high in pairwise(examples.start)]
 
 
-def _choose_metrics(config: ExperimentConfig, classes: int) -> tuple[str, ...]:
-    """Return the names of the scores beside accuracy; refuse those of the other kind of task."""
-    if config.metrics is None:
-        return () if classes else tuple(REGRESSION_METRICS)
+def choose_metrics(config: ExperimentConfig, classes: int) -> tuple[str, ...]:
+    """Return the names of the scores beside accuracy; refuse those of the other kind of task.
+
+    A regression always has both of its scores: they stand where classes have the accuracy.
+    """
     fitting = CLASS_METRICS if classes else REGRESSION_METRICS
-    for name in config.metrics:
+    for name in config.metrics or ():
         if name not in fitting:
             kind = "data with classes" if classes else "a regression"
             names = " and ".join(fitting)
             raise ConfigError(f"metrics = '{name}': not a score of {kind}; expected {names}.")
-    return tuple(dict.fromkeys(config.metrics))
+    return tuple(dict.fromkeys(config.metrics or ()) if classes else fitting)
 
 
 def build_algorithm(config: ExperimentConfig) -> AnyAlgorithm:

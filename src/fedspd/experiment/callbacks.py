@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedspd.core.errors import ConfigError, MissingExtraError
+from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -108,6 +109,10 @@ class Recorder(Callback):
         self.folder.append(event)
 
 
+# Fields with a number for each client.
+BY_CLIENT = ("accuracy", "test_loss", "loss", "epsilon", *CLASS_METRICS, *REGRESSION_METRICS)
+
+
 class TensorBoard(Callback):
     """The callback that writes scalars for TensorBoard, one point per round and field.
 
@@ -142,7 +147,6 @@ def scalars(event: Json, prefix: str = "") -> dict[str, float]:
     A list by client becomes its mean, and any other list of numbers one entry for each.
     """
     found: dict[str, float] = {}
-    clients = len(event.get("accuracy", ()))
     for name, value in event.items():
         if name in ("round", "traffic", "edges", "table"):
             continue
@@ -151,17 +155,18 @@ def scalars(event: Json, prefix: str = "") -> dict[str, float]:
         elif isinstance(value, bool | str) or value is None:
             continue
         elif isinstance(value, list):
-            found |= _list_scalars(f"{prefix}{name}", value, clients)
+            found |= _list_scalars(f"{prefix}{name}", value)
         else:
             found[f"{prefix}{name}"] = float(value)
     return found
 
 
-def _list_scalars(name: str, values: list[Any], clients: int) -> dict[str, float]:
+def _list_scalars(name: str, values: list[Any]) -> dict[str, float]:
     if values and isinstance(values[0], list):  # the mixture: the mean share of every cluster
         columns = zip(*values, strict=True)
         return {f"{name}/{s}": float(np.mean(column)) for s, column in enumerate(columns)}
     known = [(i, v) for i, v in enumerate(values) if isinstance(v, int | float)]
-    if len(values) == clients and known:
+    field = name.rpartition("/")[2].removeprefix("validation_")
+    if field in BY_CLIENT and known:
         return {name: float(np.mean([v for _, v in known]))}
     return {f"{name}/{i}": float(v) for i, v in known}

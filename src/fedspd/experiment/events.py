@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedspd.core.metrics import (
     ERRORS,
     REGRESSION_METRICS,
     Spread,
-    accuracy_by_distribution,
+    accuracy_by_group,
     adjusted_rand_index,
     purity,
     switched_clients,
@@ -64,8 +65,10 @@ def metrics_fields(measures: Measures, advice: str = ADVICE) -> Json:
         "alarms": alarms(measures, advice),
     }
     if measures.tests_C2D is not None and measures.tests_C2D.shape[2] > 1:
-        accuracy_D = accuracy_by_distribution(measures.tests_C2D.sum(0))
+        accuracy_D = accuracy_by_group(measures.tests_C2D.sum(0))
         fields["accuracy_by_distribution"] = plain(accuracy_D)
+    if measures.classes_2K is not None:
+        fields["accuracy_by_class"] = plain(accuracy_by_group(measures.classes_2K))
     if measures.loss_C is not None:
         fields["loss"] = plain(measures.loss_C)
     fields |= {name: plain(score_C) for name, score_C in measures.scores_C.items()}
@@ -172,8 +175,8 @@ def _listed(clients: NDArray[np.int64]) -> str:
 # ---- the summary
 
 
-def summary(run_folder: RunFolder, digests: list[str]) -> Json:
-    """Return the content of result.json, from the events of the run.
+def summary(run_folder: RunFolder, digests: list[str], classes: Sequence[str] = ()) -> Json:
+    """Return the content of result.json, from the events of the run; `classes` are their names.
 
     One event at a time: those of many clients fill more memory than their models.
     """
@@ -189,6 +192,7 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "accuracy": _spread(final),
         "accuracy_before_final_phase": _spread(before),
         "metrics": {name: _spread(final, name) for name in metrics},
+        "metrics_before_final_phase": {name: _spread(before, name) for name in metrics},
         "validation": _validation(final),
         "best_round": final.get("best_round"),
         "stopped": final.get("stopped"),
@@ -197,6 +201,7 @@ def summary(run_folder: RunFolder, digests: list[str]) -> Json:
         "clusters": final.get("clusters"),
         "spectrum": final.get("spectrum"),
         "distributions": _distributions(run_folder, final),
+        "classes": _classes(final, classes),
         "purity": final.get("purity"),
         "adjusted_rand_index": final.get("adjusted_rand_index"),
         "consensus": final.get("consensus"),
@@ -231,6 +236,14 @@ def _distributions(run_folder: RunFolder, final: Json) -> Json | None:
         "worst": min(score for _, score in known),
         "smallest": min(known)[1],
     }
+
+
+def _classes(final: Json, names: Sequence[str]) -> Json | None:
+    """Return the accuracy on the test examples of each class, by name; None in a regression."""
+    accuracy = final.get("accuracy_by_class")
+    if accuracy is None:
+        return None
+    return {"names": list(names), "accuracy": accuracy[: len(names)]}  # a model may have more
 
 
 def _privacy(last: Json) -> Json:

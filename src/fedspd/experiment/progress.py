@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedspd.core.scores import R2, RMSE, main_score
 from fedspd.experiment.callbacks import Callback
 from fedspd.storage.atomic import Json
 
@@ -99,12 +100,15 @@ class RunProgress(ProgressCallback):
 
 
 def describe_score(event: Json) -> str:
-    """Return the mean accuracy over clients, else their mean test loss, else nothing."""
-    scores = [score for score in event.get("accuracy", []) if score is not None]
-    if scores:
-        return f"accuracy {100 * sum(scores) / len(scores):.1f} %"
-    losses = [loss for loss in event.get("test_loss", []) if loss is not None]
-    return f"test loss {sum(losses) / len(losses):.4g}" if losses else ""
+    """Return the mean accuracy over clients, or the RMSE and R2 of a regression, else nothing."""
+    main = main_score(event)
+    shown = [main, R2] if main == RMSE else [main]
+    texts = []
+    for score in shown:
+        known = [value for value in event.get(score.name, []) if value is not None]
+        if known:
+            texts.append(f"{score.title} {score.text(sum(known) / len(known))}{score.unit}")
+    return ", ".join(texts)
 
 
 def print_line(line: str) -> None:

@@ -24,7 +24,7 @@ from fedspd.experiment.build import Experiment, ModelFactory, build_budget, buil
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
 from fedspd.experiment.documents import about, check_same, documents, extend
 from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
-from fedspd.experiment.history import as_frame, history, html_table, overview, reach
+from fedspd.experiment.frames import as_frame, html_table, overview
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.experiment.validation import BestRound
@@ -32,6 +32,7 @@ from fedspd.privacy.budget import delta_warning, describe
 from fedspd.privacy.ledger import RunLedger, round_entry
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
+from fedspd.storage.history import history, reach
 from fedspd.storage.run_folder import RESTORE, RunFolder
 
 Config = ExperimentConfig | Mapping[str, Any] | str | Path
@@ -244,7 +245,8 @@ class _Training:
         if not done.is_final:
             self._run_final_phase(self._run_rounds(done))
         if not (self.run_folder.folder / "result.json").exists():
-            result = summary(self.run_folder, self.engine.digests())
+            names = self.experiment.federation.names_of_classes
+            result = summary(self.run_folder, self.engine.digests(), names)
             self.run_folder.write("result.json", result)
 
     def _run_rounds(self, done: "Progress") -> "Progress":
@@ -358,6 +360,12 @@ class Result:
         return np.array(self.summary["clients"]["accuracy"], dtype=float)
 
     @property
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """The other scores of every client by name, such as `macro_f1`, or `rmse` and `r2`."""
+        clients, names = self.summary["clients"], self.summary.get("metrics") or {}
+        return {name: np.array(clients[name], dtype=float) for name in names}
+
+    @property
     def mixture(self) -> NDArray[np.float64]:
         """The mixture weights of every client, by cluster."""
         return np.array(self.summary["clients"]["mixture"], dtype=float)
@@ -365,20 +373,22 @@ class Result:
     @property
     def classes(self) -> list[str]:
         """The names of the classes in the order of a model's outputs; none in a regression."""
-        federation = self.experiment.federation
-        return list(federation.class_names or map(str, range(federation.classes)))
+        return self.experiment.federation.names_of_classes
 
     def history(self) -> list[Json]:
-        """Return the mean accuracy of every evaluated round, and what it had cost until then.
+        """Return the mean scores of every evaluated round, and what it had cost until then.
 
-        Each has `round`, `accuracy`, `test_loss`, and the sums so far: `bytes` (point-to-point),
-        `seconds` and `steps`.
+        Each has `round`, `accuracy`, `test_loss`, the other scores, and the sums so far: `bytes`
+        (point-to-point), `seconds` and `steps`.
         """
         return history(RunFolder(self.folder))
 
-    def reach(self, accuracy: float) -> Json | None:
-        """Return the first entry of the history with this mean accuracy; None: there is none."""
-        return reach(self.history(), accuracy)
+    def reach(self, target: float) -> Json | None:
+        """Return the first entry of the history that reaches a mean accuracy; None: there is none.
+
+        In a regression, the target is a mean RMSE.
+        """
+        return reach(self.history(), target)
 
     def to_pandas(self) -> Any:
         """Return the history as a DataFrame."""

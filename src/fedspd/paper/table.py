@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedspd.config import ExperimentConfig, as_dict
+from fedspd.core.scores import MISSING
 from fedspd.paper.definition import (
     READINGS,
     Cell,
@@ -14,7 +15,7 @@ from fedspd.paper.definition import (
 )
 from fedspd.paper.measures import MEASURES, Measure
 from fedspd.paper.records import Records
-from fedspd.reporting.columns import MINUS, MISSING
+from fedspd.reporting.columns import MINUS
 from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import Interval, confidence_interval, paired_difference
 from fedspd.storage.atomic import Json

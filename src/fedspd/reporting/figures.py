@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
+from fedspd.core.scores import ACCURACY, Score
 from fedspd.reporting.figure_style import (
     DRAWN_AT_MOST,
     GREY,
@@ -47,21 +48,22 @@ def draw_accuracy_by_round(
     curves: Mapping[str, Curve],
     final: Mapping[str, tuple[float, float]] | None = None,
     spread: str = OVER_SEEDS,
+    score: Score = ACCURACY,
 ) -> Figure:
     """Draw a curve per method, and mean and spread after the final phase beside it.
 
     `spread` is the meaning of the bands.
     """
-    figure, (axes,) = make_panels("Accuracy by round")
+    figure, (axes,) = make_panels(f"{_capital(score.title)} by round")
     rounds = [round for curve in curves.values() for round in curve[0]]
     for i, (method, curve) in enumerate(curves.items()):
-        draw_curve(axes, method, curve, i)
+        draw_curve(axes, method, curve, i, _scale(score))
     if final and rounds:
         gap = 0.02 * max(max(rounds) - min(rounds), 1)
         for i, method in enumerate(curves):
             mean, half = final.get(method, (np.nan, np.nan))
-            _draw_final(axes, max(rounds) + (i + 2) * gap, mean, half, tint(i))
-    _label_accuracy(axes, "Round")
+            _draw_final(axes, max(rounds) + (i + 2) * gap, (mean, half), tint(i), score)
+    _label_score(axes, "Round", score)
     tick_rounds(axes, rounds)
     handles = list(axes.get_legend_handles_labels()[0])
     if final:
@@ -71,16 +73,23 @@ def draw_accuracy_by_round(
     return figure
 
 
-def draw_accuracy_by_bytes(curves: Mapping[str, Curve]) -> Figure:
-    """Draw a curve per method over the bytes sent so far, or a dot if the method sends nothing."""
-    figure, (axes,) = make_panels("Accuracy by bytes sent, point-to-point")
-    for i, (method, (sent, mean, spread)) in enumerate(curves.items()):
-        if sent[0] == sent[-1]:
-            sent, mean, spread = sent[-1:], mean[-1:], spread and spread[-1:]
-        draw_curve(axes, method, ([count / 1e6 for count in sent], mean, spread), i)
-    _label_accuracy(axes, "Megabytes sent by all clients")
-    handles = list(axes.get_legend_handles_labels()[0])
-    add_legend(figure, handles, _band_note(curves, OVER_SEEDS))
+def draw_accuracy_by_cost(
+    title: str, panels: Mapping[str, Mapping[str, Curve]], score: Score = ACCURACY
+) -> Figure:
+    """Draw a panel per kind of cost, with a curve per method over the cost so far.
+
+    A method without such a cost is a dot.
+    """
+    figure, all_axes = make_panels(f"{_capital(score.title)} by {title}", len(panels))
+    for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
+        for i, (method, (cost, mean, spread)) in enumerate(curves.items()):
+            if cost[0] == cost[-1]:
+                cost, mean, spread = cost[-1:], mean[-1:], spread and spread[-1:]
+            draw_curve(axes, method, (cost, mean, spread), i, _scale(score))
+        _label_score(axes, label, score)
+        axes.label_outer()
+    handles = list(all_axes[0].get_legend_handles_labels()[0])
+    add_legend(figure, handles, _band_note(next(iter(panels.values())), OVER_SEEDS))
     return figure
 
 
@@ -89,9 +98,11 @@ def _band_note(curves: Mapping[str, Curve], spread: str) -> str | None:
     return f"band: {spread}" if has_band else None
 
 
-def draw_accuracy_by_value(axis: str, panels: Mapping[str, Mapping[str, Line]]) -> Figure:
+def draw_accuracy_by_value(
+    axis: str, panels: Mapping[str, Mapping[str, Line]], score: Score = ACCURACY
+) -> Figure:
     """Draw a panel for each point of the other axes, with a labelled line per method."""
-    figure, all_axes = make_panels(f"Accuracy by {axis}", len(panels))
+    figure, all_axes = make_panels(f"{_capital(score.title)} by {axis}", len(panels))
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     points = [point for lines in panels.values() for line in lines.values() for point in line]
     x_of = positions(list(dict.fromkeys(value for value, _, _ in points)))
@@ -102,11 +113,12 @@ def draw_accuracy_by_value(axis: str, panels: Mapping[str, Mapping[str, Line]]) 
         for label, line in lines.items():
             i = labels.index(label)
             shift = (i - (len(labels) - 1) / 2) * gap
-            draw_line(axes, label, [(x_of[value] + shift, *score) for value, *score in line], i)
+            drawn = [(x_of[value] + shift, *numbers) for value, *numbers in line]
+            draw_line(axes, label, drawn, i, score)
         axes.set_xticks(list(x_of.values()), [str(value) for value in x_of])
         axes.set_xlim(low - margin, high + margin)
         axes.set_title(title.replace(", ", "\n"), fontsize=SMALL_POINTS)
-        _label_accuracy(axes, axis)
+        _label_score(axes, axis, score)
         axes.label_outer()
     handles: dict[str, Artist] = {}
     for axes in all_axes:
@@ -123,62 +135,81 @@ def positions(values: Sequence[Any]) -> dict[Any, float]:
     return {value: float(value) if is_numeric else float(i) for i, value in enumerate(values)}
 
 
-def draw_line(axes: Axes, label: str, line: Sequence[Sequence[float]], i: int) -> None:
+def draw_line(
+    axes: Axes, label: str, line: Sequence[Sequence[float]], i: int, score: Score = ACCURACY
+) -> None:
     x, mean, half = np.array(line).T
-    error = _bars(mean, half)
+    error, scale = _bars(mean, half, score), _scale(score)
     style: dict[str, Any] = {"color": tint(i), "linestyle": dash(i), "marker": "o"}
     size: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, "capsize": 3}
-    axes.errorbar(x, 100 * mean, yerr=error, label=label, **style, **size)
+    axes.errorbar(x, scale * mean, yerr=error, label=label, **style, **size)
 
 
-def draw_curve(axes: Axes, method: str, curve: Curve, i: int) -> None:
+def draw_curve(axes: Axes, method: str, curve: Curve, i: int, scale: float = 100) -> None:
     x, mean = np.asarray(curve[0], dtype=float), np.asarray(curve[1], dtype=float)
     known = np.isfinite(mean)
-    x, mean = x[known], 100 * mean[known]
+    x, mean = x[known], scale * mean[known]
     style: dict[str, Any] = {"color": tint(i), "linestyle": dash(i), "marker": point_marker(x)}
     axes.plot(x, mean, markersize=4, label=method, **style)
     if curve[2] is not None:
-        spread = 100 * np.nan_to_num(np.asarray(curve[2], dtype=float)[known])
+        spread = scale * np.nan_to_num(np.asarray(curve[2], dtype=float)[known])
         band: dict[str, Any] = {"color": tint(i), "alpha": 0.15, "linewidth": 0}
         axes.fill_between(x, mean - spread, mean + spread, **band)
 
 
-def _bars(mean: Points, half: Points) -> Points:
-    """Return the lengths of error bars down and up, in per cent: none leaves 0 to 100."""
-    percent, error = 100 * mean, 100 * np.nan_to_num(half)
-    return np.clip([np.minimum(error, percent), np.minimum(error, 100 - percent)], 0, None)
+def _bars(mean: Points, half: Points, score: Score) -> Points:
+    """Return the lengths of error bars down and up: none leaves 0 to 100 %, or falls below 0."""
+    scale = _scale(score)
+    middle, error = scale * mean, scale * np.nan_to_num(half)
+    above = np.minimum(error, 100 - middle) if score.is_percent else error
+    return np.clip([np.minimum(error, middle), above], 0, None)
 
 
-def _draw_final(axes: Axes, x: float, mean: float, half: float, colour: str) -> None:
+def _draw_final(
+    axes: Axes, x: float, mean_half: tuple[float, float], colour: str, score: Score
+) -> None:
+    mean, half = mean_half
     if np.isfinite(mean):
-        error = _bars(np.array([mean]), np.array([half]))
+        error = _bars(np.array([mean]), np.array([half]), score)
         style: dict[str, Any] = {"marker": "D", "markersize": 4, "linewidth": 1, "capsize": 2}
-        axes.errorbar([x], [100 * mean], yerr=error, color=colour, **style)
+        axes.errorbar([x], [_scale(score) * mean], yerr=error, color=colour, **style)
 
 
-def _label_accuracy(axes: Axes, xlabel: str) -> None:
+def _label_score(axes: Axes, xlabel: str, score: Score) -> None:
     low, high = axes.get_ylim()
-    axes.set(xlabel=xlabel, ylabel="Test accuracy (%)", ylim=(max(low, -1), min(high, 101)))
+    limits = (max(low, -1), min(high, 101)) if score.is_percent else (max(low, 0), high)
+    axes.set(xlabel=xlabel, ylabel=f"Test {score.heading}", ylim=limits)
 
 
-def draw_client_boxes(accuracy: Mapping[str, Sequence[float]]) -> Figure:
+def _scale(score: Score) -> float:
+    return 100 if score.is_percent else 1
+
+
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
+def draw_client_boxes(
+    scores_by_method: Mapping[str, Sequence[float]], score: Score = ACCURACY
+) -> Figure:
     """Draw a box over the clients of each method, and every client as a point, if they are few.
 
     Of many clients, points at evenly spaced ranks are drawn.
     """
-    figure, (axes,) = make_panels("Accuracy of the clients")
+    figure, (axes,) = make_panels(f"{_capital(score.title)} of the clients")
     black = {"color": "black", "linewidth": 1.5}
-    for i, scores in enumerate(accuracy.values()):
-        percent_N = 100 * np.asarray(scores, dtype=float)
-        percent_N = percent_N[np.isfinite(percent_N)]
-        shown = _sample_ranks(percent_N)
+    for i, scores in enumerate(scores_by_method.values()):
+        score_N = _scale(score) * np.asarray(scores, dtype=float)
+        score_N = score_N[np.isfinite(score_N)]
+        shown = _sample_ranks(score_N)
         axes.scatter(i + jitter(len(shown)), shown, s=9, color=tint(i), alpha=0.6, linewidths=0)
         box: dict[str, Any] = {"widths": 0.45, "showfliers": False, "medianprops": black}
-        axes.boxplot([percent_N], positions=[i], zorder=3, **box)
-    is_crowded = sum(len(method) for method in accuracy) > 40
+        axes.boxplot([score_N], positions=[i], zorder=3, **box)
+    names = list(scores_by_method)
+    is_crowded = sum(map(len, names)) > 40
     slant: dict[str, Any] = {"rotation": 25, "ha": "right"} if is_crowded else {}
-    axes.set_xticks(range(len(accuracy)), list(accuracy), **slant)
-    axes.set(ylabel="Test accuracy (%)", xlim=(-0.6, max(len(accuracy), 1) - 0.4))
+    axes.set_xticks(range(len(names)), names, **slant)
+    axes.set(ylabel=f"Test {score.heading}", xlim=(-0.6, max(len(names), 1) - 0.4))
     return figure
 
 

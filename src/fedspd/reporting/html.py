@@ -10,16 +10,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedspd.core.imports import options_table
-from fedspd.reporting import figure_files
-from fedspd.reporting.columns import (
-    Column,
-    comparison_columns,
-    format_interval,
-    format_percent,
-    is_best,
-    is_equal,
-    point_cells,
-)
+from fedspd.core.scores import ACCURACY, Score
+from fedspd.reporting import columns, figure_files, tables
+from fedspd.reporting.columns import Column
 from fedspd.reporting.method_rows import Comparison, MethodRow
 from fedspd.reporting.points import SHARED_TABLES, flatten
 from fedspd.reporting.runs import Run
@@ -27,10 +20,12 @@ from fedspd.reporting.statistics import Interval
 from fedspd.reporting.style import STYLE
 
 CAPTIONS = {
-    "accuracy-by-round": "Mean over clients and seeds. The band is the 95 % confidence interval "
-    "over seeds; diamonds show the accuracy after the final phase.",
-    "accuracy-by-bytes": "The same by point-to-point bytes sent so far. "
+    "{score}-by-round": "Mean over clients and seeds. The band is the 95 % confidence interval "
+    "over seeds; diamonds stand for the end of the final phase.",
+    "{score}-by-bytes": "The same by point-to-point bytes sent so far. "
     "A single dot is a method that sends nothing.",
+    "{score}-by-time": "The same by seconds, which parallel runs make longer, and by gradient "
+    "steps of all clients.",
     "clients": "After the final phase: every client of every seed is a dot; "
     "the box holds the middle half.",
     "network": "The graph of {example}. A disc is a client's estimated mixture, "
@@ -56,13 +51,17 @@ def render_page(
             f"<p class=lead>{escape(_lead(comparison))}</p>",
             _render_remarks(comparison),
             _render_main_table(comparison),
-            _render_figures(common, comparison.example.label),
+            _render_target(comparison),
+            _render_figures(common, comparison.example.label, comparison.score),
             *(
-                _render_details(point, _render_figures(own, point))
+                _render_details(point, _render_figures(own, point, comparison.score))
                 for point, own in by_point.items()
             ),
+            _render_class_table(comparison),
             "<h2>Clients</h2>",
-            _render_details("Accuracy of every client (%)", _render_client_table(comparison)),
+            _render_details(
+                f"Test {comparison.score.heading} of every client", _render_client_table(comparison)
+            ),
             "<h2>Setup</h2>",
             _render_setup(comparison),
             "<h2>Commands</h2>",
@@ -88,7 +87,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _lead(comparison: Comparison) -> str:
-    """Return the settings that are the same in all runs, and the highest accuracy."""
+    """Return the settings that are the same in all runs, and the best score."""
     config, partition = comparison.runs[0].config, comparison.runs[0].partition
     mixture = config["data"].get("mixture") or partition["options"]["mixture"]
     facts = {
@@ -101,21 +100,23 @@ def _lead(comparison: Comparison) -> str:
         "seed": _count(len({run.seed for run in comparison.runs}), "seeds"),
     }
     shared = "; ".join(fact for key, fact in facts.items() if key not in comparison.axes)
-    return f"{shared}. {_highest_accuracy(comparison)}"
+    return f"{shared}. {_best_score(comparison)}"
 
 
 def _count(number: int, plural: str) -> str:
     return f"{number} {plural if number != 1 else plural[:-1]}"
 
 
-def _highest_accuracy(comparison: Comparison) -> str:
-    scores = {row.label: row.accuracy for row in comparison.rows}
-    means = {label: score.mean for label, score in scores.items() if score.mean is not None}
+def _best_score(comparison: Comparison) -> str:
+    score, found = comparison.score, {row.label: row.score for row in comparison.rows}
+    means = {label: value.mean for label, value in found.items() if value.mean is not None}
     if not means:
         return ""
-    highest = max(means.values())
-    best = [label for label, mean in means.items() if is_equal(mean, highest)]
-    return f"Highest accuracy: {' and '.join(best)}, {format_interval(scores[best[0]])} %."
+    best = (min if score.is_error else max)(means.values())
+    labels = [label for label, mean in means.items() if columns.is_equal(mean, best)]
+    value = columns.format_interval(found[labels[0]], score)
+    kind = "Lowest" if score.is_error else "Highest"
+    return f"{kind} {score.title}: {' and '.join(labels)}, {value}{score.unit}."
 
 
 def _render_remarks(comparison: Comparison) -> str:
@@ -144,45 +145,64 @@ def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _render_main_table(comparison: Comparison) -> str:
-    columns = comparison_columns(comparison)
+    shown = columns.comparison_columns(comparison)
+    where = " at each point" if len(comparison.shared_points) > 1 else ""
+    note = f"<p class=note>The best value of each column{where} is marked.</p>"
+    meanings = [f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in shown]
+    legend = _render_details("Meaning of the columns", _render_list(meanings))
+    return _render_columns(comparison, shown) + note + legend
+
+
+def _render_target(comparison: Comparison) -> str:
+    """Return the table of what the target costs; empty without one."""
+    shown = columns.target_columns(comparison)
+    if not shown:
+        return ""
+    title = f"<h2>Cost to target: {escape(columns.describe_target(comparison))}</h2>"
+    note = (
+        "Means over the seeds that reach it, up to the first evaluated round, or the final phase, "
+        "that does."
+    )
+    return f"{title}{_render_columns(comparison, shown)}<p class=note>{note}</p>"
+
+
+def _render_columns(comparison: Comparison, shown: Sequence[Column]) -> str:
+    """Return a table with a row for each method at each point."""
     names = [f"<th class=name>{escape(name)}</th>" for name in [*comparison.shared_axes, "method"]]
-    titles = [f'<th title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns]
+    titles = [f'<th title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in shown]
     rows = []
     for row in comparison.rows:
-        values = point_cells(comparison, row)
+        values = columns.point_cells(comparison, row)
         rows.append(
             [
                 *(f"<td class=name>{escape(value)}</td>" for value in values),
                 f"<th class=name scope=row>{escape(row.name)}</th>",
-                *(_render_cell(comparison, row, column) for column in columns),
+                *(_render_cell(comparison, row, column) for column in shown),
             ]
         )
-    where = " at each point" if len(comparison.shared_points) > 1 else ""
-    note = f"<p class=note>The best value of each column{where} is marked.</p>"
-    meanings = [f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in columns]
-    legend = _render_details("Meaning of the columns", _render_list(meanings))
-    return _render_table([*names, *titles], rows) + note + legend
+    return _render_table([*names, *titles], rows)
 
 
 def _render_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
     text = escape(column.text(row))
     if column.is_difference:
-        return f"<td class={_direction(row.difference)}>{text}</td>"
-    mark = " class=best" if is_best(comparison, row, column) else ""
-    return f"<td{mark}>{text}</td>"
+        direction = _direction(row.difference, comparison.score)
+        return f"<td class={direction}>{text}</td>"
+    is_best = columns.is_best(comparison, row, column)
+    return f"<td class=best>{text}</td>" if is_best else f"<td>{text}</td>"
 
 
-def _direction(difference: Interval | None) -> str:
+def _direction(difference: Interval | None, score: Score) -> str:
     """Return 'ahead' or 'behind' only if the interval, where there is one, excludes zero."""
     mean = difference.mean if difference else None
     half = difference.half if difference else None
     if mean is None or abs(mean) <= (half or 0.0):
         return "even"
-    return "ahead" if mean > 0 else "behind"
+    return "ahead" if score.is_better(mean, 0.0) else "behind"
 
 
 def _render_client_table(comparison: Comparison) -> str:
-    """Return the accuracy by seed and client; client 0 of another seed has other data."""
+    """Return the score by seed and client; client 0 of another seed has other data."""
     names = ["seed", "client", *(row.label for row in comparison.rows)]
     scores = [dict(zip(row.seeds, row.clients, strict=True)) for row in comparison.rows]
     rows = []
@@ -194,19 +214,38 @@ def _render_client_table(comparison: Comparison) -> str:
                 [
                     f"<th>{seed}</th>",
                     f"<th scope=row>{client}</th>",
-                    *(f"<td>{format_percent(score)}</td>" for score in cells),
+                    *(f"<td>{comparison.score.text(score)}</td>" for score in cells),
                 ]
             )
     return _render_table([f"<th>{escape(name)}</th>" for name in names], rows)
 
 
+def _render_class_table(comparison: Comparison) -> str:
+    """Return the accuracy by class and method; empty in a regression."""
+    classes = tables.class_names(comparison)
+    if not classes:
+        return ""
+    rows = [
+        [
+            f"<th class=name scope=row>{escape(name)}</th>",
+            *(f"<td>{ACCURACY.text(row.classes.get(name))}</td>" for row in comparison.rows),
+        ]
+        for name in classes
+    ]
+    heads = ["<th class=name>class</th>"]
+    heads += [f"<th>{escape(row.label)}</th>" for row in comparison.rows]
+    details = _render_details("Test accuracy of every class (%)", _render_table(heads, rows))
+    return f"<h2>Classes</h2>{details}"
+
+
 # ---- figures
 
 
-def _render_figures(shown: Mapping[str, Figure], example: str) -> str:
+def _render_figures(shown: Mapping[str, Figure], example: str, score: Score) -> str:
     rendered = []
     for name, figure in shown.items():
-        caption = CAPTIONS.get(name, SWEEP_CAPTION).replace("{example}", example)
+        kind = name.replace(f"{score.stem}-by", "{score}-by")
+        caption = CAPTIONS.get(kind, SWEEP_CAPTION).replace("{example}", example)
         rendered.append(render_figure(name, figure, caption))
     return f"<div class=figures>{''.join(rendered)}</div>"
 

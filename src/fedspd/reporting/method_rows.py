@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedspd.core.scores import ACCURACY, OTHER_SCORES, TEST_LOSS, Score
 from fedspd.reporting.points import (
     canonical_json,
     distinct_points,
@@ -15,40 +16,61 @@ from fedspd.reporting.points import (
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval, confidence_interval, mean, paired_difference
 from fedspd.storage.atomic import Json
+from fedspd.storage.history import COSTS, reach
 
 ALONE = "local"  # the method without any exchange
-Line = list[tuple[Any, Interval]]  # values of an axis, each with its accuracy
+TARGET_SHARE = 0.95  # of the best score, if no target is given
+Line = list[tuple[Any, Interval]]  # values of an axis, each with its score
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy and point-to-point bytes by round, over the rounds that every seed evaluated."""
+    """The main score by round, and what it had cost, over the rounds that every seed evaluated."""
 
     rounds: list[int]
-    accuracy: list[Interval]
-    bytes: list[float]
+    score: list[Interval]
+    bytes: list[float]  # point-to-point
+    seconds: list[float]
+    steps: list[float]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the first round with the target score had cost, over the seeds that reach it."""
+
+    reached: int  # seeds
+    round: float | None
+    bytes: float | None  # point-to-point
+    seconds: float | None
+    steps: float | None
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method at one point; counts, bytes and seconds are means over its seeds."""
+    """One method at one point; counts, bytes and seconds are means over its seeds.
+
+    The score is the main one of the comparison: accuracy, or RMSE in a regression.
+    """
 
     method: str
     point: Json
     seeds: list[int]
-    accuracy: Interval
-    difference: Interval | None  # in accuracy to the reference method, paired by seed
-    std: float | None  # standard deviation of the accuracy over clients
-    worst: float | None  # mean accuracy of the worst 10 % of the clients
-    before: Interval  # accuracy before the final phase
+    score: Interval
+    difference: Interval | None  # in score to the reference method, paired by seed
+    std: float | None  # standard deviation of the score over clients
+    worst: float | None  # mean score of the worst 10 % of the clients
+    before: Interval  # score before the final phase
     test_loss: Interval
+    metrics: dict[str, Interval]  # the other scores by name
+    target: Target | None  # what the target score had cost
+    classes: dict[str, float | None]  # accuracy by name of the class
     distributions: dict[str, float | None]  # accuracy by name of the distribution, if several
     worst_distribution: float | None  # accuracy
     smallest_distribution: float | None  # accuracy
     hurt: float | None  # share of the clients that local-only training serves better
     purity: float | None  # of the clusters, if the method assigns examples to clusters
     adjusted_rand_index: float | None
-    newcomers: Interval  # accuracy of clients that joined after training
+    newcomers: Interval  # score of clients that joined after training
     newcomers_loss: Interval
     multicast: float  # bytes
     point_to_point: float  # bytes
@@ -57,7 +79,7 @@ class MethodRow:
     steps_ratio: float  # to one local update by every client in every round
     seconds: float
     curve: Curve
-    clients: list[list[float | None]]  # accuracy by seed and client
+    clients: list[list[float | None]]  # score by seed and client
 
     @property
     def label(self) -> str:
@@ -84,6 +106,8 @@ class Comparison:
     reference: str  # the method that all others are compared with
     axes: list[str]  # the keys of the points
     notes: list[str]  # which runs are left out, and why
+    score: Score = ACCURACY  # that decides
+    target: float | None = None  # a score, whose cost is compared
 
     @property
     def shared_points(self) -> list[Json]:
@@ -110,8 +134,15 @@ class Comparison:
         return [f"{run.label}: {alarm}" for run in self.runs for alarm in run.result["alarms"]]
 
 
-def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ()) -> Comparison:
-    """Summarise comparable runs, with each method's difference to the reference method."""
+def compare_runs(
+    runs: Sequence[Run], reference: str, notes: Sequence[str] = (), target: float | None = None
+) -> Comparison:
+    """Summarise comparable runs, with each method's difference to the reference method.
+
+    The target is by default 95 % of the way to the best.
+    """
+    score = runs[0].score
+    target = _default_target(runs, score) if target is None else target
     points = distinct_points(run.point for run in runs)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in _in_order(runs):
@@ -129,10 +160,12 @@ def compare_runs(runs: Sequence[Run], reference: str, notes: Sequence[str] = ())
                 group,
                 None if group is opponents else opponents,
                 None if method == ALONE else alone,
+                score,
+                target,
             )
         )
     axes = list(dict.fromkeys(key for point in points for key in point))
-    return Comparison(list(runs), rows, reference, axes, list(notes))
+    return Comparison(list(runs), rows, reference, axes, list(notes), score, target)
 
 
 def _in_order(runs: Sequence[Run]) -> list[Run]:
@@ -152,30 +185,44 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
     return [runs[key[-1]] for key in sorted(keys)]
 
 
-def _summarise(runs: list[Run], opponents: list[Run] | None, alone: list[Run] | None) -> MethodRow:
-    results = [run.result for run in runs]
+def _summarise(
+    runs: list[Run],
+    opponents: list[Run] | None,
+    alone: list[Run] | None,
+    score: Score,
+    target: float | None,
+) -> MethodRow:
+    results, name = [run.result for run in runs], score.name
     newcomers = [result["newcomers"] for result in results if result.get("newcomers")]
-    difference = paired_difference(_by_seed(runs), _by_seed(opponents)) if opponents else None
+    own, other = ({run.seed: _mean_of(run, name) for run in g} for g in (runs, opponents or ()))
+    spreads = [run.spread(name) for run in runs]
     steps = _average([result["steps"] for result in results])
     return MethodRow(
         method=runs[0].method,
         point=runs[0].point,
         seeds=[run.seed for run in runs],
-        accuracy=confidence_interval([result["accuracy"]["mean"] for result in results]),
-        difference=difference,
-        std=mean([result["accuracy"]["std"] for result in results]),
-        worst=mean([result["accuracy"]["worst"] for result in results]),
+        score=confidence_interval(list(own.values())),
+        difference=paired_difference(own, other) if opponents else None,
+        std=mean([spread.get("std") for spread in spreads]),
+        worst=mean([spread.get("worst") for spread in spreads]),
         before=confidence_interval(
-            [result["accuracy_before_final_phase"]["mean"] for result in results]
+            [run.spread(name, "_before_final_phase").get("mean") for run in runs]
         ),
         test_loss=confidence_interval([mean(result["clients"]["test_loss"]) for result in results]),
-        distributions=_average_distributions(results),
+        metrics={
+            other.name: confidence_interval([_mean_of(run, other.name) for run in runs])
+            for other in OTHER_SCORES
+            if any(run.spread(other.name) for run in runs)
+        },
+        target=None if target is None else _cost_of_target(runs, target),
+        classes=_average_named(results, "classes"),
+        distributions=_average_named(results, "distributions"),
         worst_distribution=_average_of_distributions(results, "worst"),
         smallest_distribution=_average_of_distributions(results, "smallest"),
-        hurt=_share_of_hurt_clients(runs, alone) if alone else None,
+        hurt=_share_of_hurt_clients(runs, alone, score) if alone else None,
         purity=mean([result["purity"] for result in results]),
         adjusted_rand_index=mean([result.get("adjusted_rand_index") for result in results]),
-        newcomers=confidence_interval([joined["accuracy"]["mean"] for joined in newcomers]),
+        newcomers=confidence_interval([mean_score(joined, name) for joined in newcomers]),
         newcomers_loss=confidence_interval([mean(joined["test_loss"]) for joined in newcomers]),
         multicast=_average([result["bytes"]["multicast"] for result in results]),
         point_to_point=_average([result["bytes"]["point_to_point"] for result in results]),
@@ -183,18 +230,42 @@ def _summarise(runs: list[Run], opponents: list[Run] | None, alone: list[Run] | 
         steps=steps,
         steps_ratio=steps / _average([run.local_update_steps for run in runs]),
         seconds=_average([result["seconds"] for result in results]),
-        curve=_average_curve(runs),
-        clients=[result["clients"]["accuracy"] for result in results],
+        curve=_average_curve(runs, name),
+        clients=[result["clients"].get(name) or [] for result in results],
     )
 
 
-def _by_seed(runs: list[Run]) -> dict[int, float | None]:
-    return {run.seed: run.result["accuracy"]["mean"] for run in runs}
+def _mean_of(run: Run, name: str) -> float | None:
+    """Return the mean of a score over clients."""
+    if name == TEST_LOSS.name:
+        return mean(run.result["clients"]["test_loss"])
+    return run.spread(name).get("mean")
 
 
-def _average_distributions(results: list[Json]) -> dict[str, float | None]:
-    """Return the mean accuracy on each distribution; none if a run lacks them."""
-    records = [result.get("distributions") for result in results]
+def mean_score(scores: Json, name: str) -> float | None:
+    """Return the mean of a score of newcomers: a spread, or one number for each."""
+    found = scores.get(name) or []
+    return found["mean"] if isinstance(found, dict) else mean(found)
+
+
+def _default_target(runs: Sequence[Run], score: Score) -> float | None:
+    """Return a score that is nearly the best run's, in two digits that people can read."""
+    known = [m for run in runs if (m := _mean_of(run, score.name)) is not None]
+    if not known:
+        return None
+    if score.is_error:
+        return float(f"{min(known) / TARGET_SHARE:.2g}")
+    return math.floor(100 * TARGET_SHARE * max(known)) / 100
+
+
+def _cost_of_target(runs: list[Run], target: float) -> Target:
+    found = [entry for run in runs if (entry := reach(run.history, target)) is not None]
+    return Target(len(found), *(mean([entry[cost] for entry in found]) for cost in COSTS))
+
+
+def _average_named(results: list[Json], field: str) -> dict[str, float | None]:
+    """Return the mean accuracy on each class or distribution; none if a run lacks them."""
+    records = [result.get(field) for result in results]
     if None in records:
         return {}
     scores = zip(*(record["accuracy"] for record in records if record), strict=True)
@@ -206,43 +277,42 @@ def _average_of_distributions(results: list[Json], name: str) -> float | None:
     return mean([(result.get("distributions") or {}).get(name) for result in results])
 
 
-def _share_of_hurt_clients(runs: list[Run], alone: list[Run]) -> float | None:
-    """Return the share of clients with a lower score than alone, paired by seed and client."""
-    own, other = ({run.seed: _client_scores(run) for run in group} for group in (runs, alone))
+def _share_of_hurt_clients(runs: list[Run], alone: list[Run], score: Score) -> float | None:
+    """Return the share of clients with a worse score than alone, paired by seed and client."""
+    own, other = ({run.seed: client_scores(run, score) for run in group} for group in (runs, alone))
     pairs = [
         pair for seed in own if seed in other for pair in zip(own[seed], other[seed], strict=True)
     ]
     return mean([float(score < score_alone) for score, score_alone in pairs])
 
 
-def _client_scores(run: Run) -> list[float]:
-    """Return every client's accuracy, or the negative test loss in a regression.
+def client_scores(run: Run, score: Score) -> list[float]:
+    """Return every client's score, an error with a minus sign: more is better.
 
-    A loss that is not finite is worse than any other.
+    One that is not finite is worse than any other.
     """
-    clients = run.result["clients"]
-    if None not in clients["accuracy"]:
-        return list(clients["accuracy"])
-    return [-math.inf if loss is None else -loss for loss in clients["test_loss"]]
+    sign = -1.0 if score.is_error else 1.0
+    return [-math.inf if s is None else sign * s for s in run.result["clients"][score.name]]
 
 
 def _average(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _average_curve(runs: list[Run]) -> Curve:
-    histories = [{scores.round: scores for scores in run.history} for run in runs]
+def _average_curve(runs: list[Run], name: str) -> Curve:
+    histories = [{e["round"]: e for e in run.history if e["event"] == "round"} for run in runs]
     rounds = [round for round in histories[0] if all(round in history for history in histories)]
     by_round = [[history[round] for history in histories] for round in rounds]
-    return Curve(
-        rounds,
-        [confidence_interval([scores.accuracy for scores in seeds]) for seeds in by_round],
-        [_average([scores.bytes for scores in seeds]) for seeds in by_round],
+    scores = [confidence_interval([entry.get(name) for entry in seeds]) for seeds in by_round]
+    sums = (
+        [_average([entry[cost] for entry in seeds]) for seeds in by_round]
+        for cost in ("bytes", "seconds", "steps")
     )
+    return Curve(rounds, scores, *sums)
 
 
-def accuracy_along(comparison: Comparison, axis: str) -> dict[str, dict[str, Line]]:
-    """Return the accuracy by value of this axis: panel -> label -> line.
+def score_along(comparison: Comparison, axis: str) -> dict[str, dict[str, Line]]:
+    """Return the score by value of this axis: panel -> label -> line.
 
     The shared point on the other axes is the panel; the method and its own options are the label.
     """
@@ -254,5 +324,5 @@ def accuracy_along(comparison: Comparison, axis: str) -> dict[str, dict[str, Lin
             own = {key: value for key, value in rest.items() if key not in shared}
             panel = panels.setdefault(format_point(shared), {})
             line = panel.setdefault(format_label(row.method, own), [])
-            line.append((row.point[axis], row.accuracy))
+            line.append((row.point[axis], row.score))
     return panels

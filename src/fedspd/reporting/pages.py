@@ -6,16 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedspd.reporting import html, run_figures, tables
-from fedspd.reporting.method_rows import Comparison, compare_runs
+from fedspd.reporting.method_rows import Comparison, MethodRow, compare_runs
 from fedspd.reporting.runs import read_reference, read_runs
 from fedspd.reporting.selection import select_comparable
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
 
-def write_report(folders: Sequence[Path], out: Path, reference: str) -> Comparison:
+def write_report(
+    folders: Sequence[Path], out: Path, reference: str, target: float | None = None
+) -> Comparison:
     """Write the report of the comparable finished runs in these folders into `out`."""
-    comparison = read_comparison(folders, reference)
+    comparison = read_comparison(folders, reference, target)
     figures = run_figures.draw_comparison(comparison)
     figures_by_point = run_figures.draw_points(comparison)
     with disk_errors(out):
@@ -29,16 +31,18 @@ def write_report(folders: Sequence[Path], out: Path, reference: str) -> Comparis
     return comparison
 
 
-def read_comparison(folders: Sequence[Path], reference: str) -> Comparison:
+def read_comparison(
+    folders: Sequence[Path], reference: str, target: float | None = None
+) -> Comparison:
     """Return the comparison of the comparable finished runs in these folders.
 
     All methods are compared with the reference method of the first comparison folder; `reference`
-    is that of runs without one.
+    is that of runs without one. `target` is a score, of which the report shows what it costs.
     """
     runs, unfinished_notes = read_runs(folders)
     selected, other_notes = select_comparable(runs)
     reference = read_reference(folders) or reference
-    return compare_runs(selected, reference, unfinished_notes + other_notes)
+    return compare_runs(selected, reference, unfinished_notes + other_notes, target)
 
 
 def to_json(comparison: Comparison) -> Json:
@@ -50,10 +54,20 @@ def to_json(comparison: Comparison) -> Json:
     document = {
         "reference": comparison.reference,
         "axes": comparison.axes,
-        "rows": [{"name": row.name, **asdict(row)} for row in comparison.rows],
+        "score": comparison.score.name,
+        "target": comparison.target,
+        "rows": [_row_json(row, comparison.score.name) for row in comparison.rows],
         "notes": comparison.notes,
         "alarms": comparison.alarms,
         "runs": runs,
     }
     plain: Json = json.loads(json.dumps(document))
     return plain
+
+
+def _row_json(row: MethodRow, score: str) -> Json:
+    """Return a row with its score under the score's name."""
+    fields = asdict(row)
+    curve = fields["curve"]
+    fields[score], curve[score] = fields.pop("score"), curve.pop("score")
+    return {"name": row.name, **fields}

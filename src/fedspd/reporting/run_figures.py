@@ -1,7 +1,7 @@
 """Choose and draw the figures of single runs and of comparisons from their records."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedspd.core.metrics import relabelling
+from fedspd.core.scores import Score, main_score
 from fedspd.reporting import figure_files, figures, network_figure
-from fedspd.reporting.method_rows import Comparison, Line, MethodRow, accuracy_along
+from fedspd.reporting.method_rows import Comparison, Line, MethodRow, score_along
 from fedspd.reporting.points import canonical_json, format_label, format_point
 from fedspd.reporting.statistics import Interval
 from fedspd.storage.atomic import Json
@@ -30,50 +31,54 @@ def save_figures(drawn: Mapping[str, Figure], folder: Path) -> list[Path]:
 
 
 def draw_run(folder: Path) -> Figures:
-    """Draw the accuracy, the graph and the mixtures of one run."""
+    """Draw the scores, the graph and the mixtures of one run."""
     record = RunFolder.open(folder)
-    return _draw_accuracy({_read_method(record): record}) | _draw_network_and_mixtures(record)
+    return _draw_score({_read_method(record): record}) | _draw_network_and_mixtures(record)
 
 
 def write_figures(runs: list[Path], folder: Path) -> list[Path]:
-    """Draw the accuracy of all runs, and the graph and the mixtures of the first one."""
+    """Draw the scores of all runs, and the graph and the mixtures of the first one."""
     records = [RunFolder.open(run) for run in runs]
-    accuracy = _draw_accuracy({_read_method(record): record for record in records})
-    return save_figures(accuracy | _draw_network_and_mixtures(records[0]), folder)
+    scores = _draw_score({_read_method(record): record for record in records})
+    return save_figures(scores | _draw_network_and_mixtures(records[0]), folder)
 
 
 def _read_method(record: RunFolder) -> str:
     return str(record.read("run.json")["config"]["method"])
 
 
-def _draw_accuracy(records: dict[str, RunFolder]) -> Figures:
-    """Draw accuracy by round and client, if the task is a classification."""
+def _draw_score(records: dict[str, RunFolder]) -> Figures:
+    """Draw the accuracy, or the RMSE of a regression, by round and client."""
     results = {method: record.read("result.json") for method, record in records.items()}
-    clients = {method: result["clients"]["accuracy"] for method, result in results.items()}
-    clients = {method: scores for method, scores in clients.items() if None not in scores}
-    if not clients:
-        return {}
-    curves = {method: _read_curve(records[method]) for method in clients}
-    final = {method: results[method]["accuracy"] for method in clients}
+    score = main_score(next(iter(results.values()))["clients"])
+    clients = {method: _known(result["clients"][score.name]) for method, result in results.items()}
+    curves = {method: _read_curve(record, score) for method, record in records.items()}
+    final = {method: (np.mean(own), np.std(own)) for method, own in clients.items() if own}
     return {
-        "accuracy-by-round": figures.draw_accuracy_by_round(
+        f"{score.stem}-by-round": figures.draw_accuracy_by_round(
             {method: curve for method, curve in curves.items() if curve[0]},
-            {method: (score["mean"], score["std"]) for method, score in final.items()},
+            {method: (float(mean), float(std)) for method, (mean, std) in final.items()},
             figures.OVER_CLIENTS,
+            score,
         ),
-        "clients": figures.draw_client_boxes(clients),
+        "clients": figures.draw_client_boxes(clients, score),
     }
 
 
-def _read_curve(record: RunFolder) -> figures.Curve:
+def _read_curve(record: RunFolder, score: Score) -> figures.Curve:
     """Return the evaluated rounds with mean and standard deviation over clients."""
     rounds, means, deviations = [], [], []
     for event in record.events():
-        if event["event"] == "round" and None not in event.get("accuracy", [None]):
+        if event["event"] == "round" and (known := _known(event.get(score.name, ()))):
             rounds.append(event["round"])
-            means.append(float(np.mean(event["accuracy"])))
-            deviations.append(float(np.std(event["accuracy"])))
+            means.append(float(np.mean(known)))
+            deviations.append(float(np.std(known)))
     return rounds, means, deviations
+
+
+def _known(scores: Sequence[float | None]) -> list[float]:
+    """Return the scores that are finite."""
+    return [score for score in scores if score is not None]
 
 
 def _draw_network_and_mixtures(record: RunFolder) -> Figures:
@@ -120,17 +125,19 @@ def true_mixtures(record: RunFolder) -> list[list[float]]:
 
 
 def draw_comparison(comparison: Comparison) -> Figures:
-    """Draw accuracy along each axis, the curves if they are few, and one run's graph."""
+    """Draw the score along each axis, the curves if they are few, and one run's graph."""
     drawn: Figures = {}
     for axis in comparison.axes:
-        panels = _drawable_panels(accuracy_along(comparison, axis))
+        panels = _drawable_panels(score_along(comparison, axis))
         lines = [line for panel in panels.values() for line in panel.values()]
         if any(len(line) > _fewest(comparison, axis) for line in lines):
-            drawn[f"accuracy-by-{axis}"] = figures.draw_accuracy_by_value(axis, panels)
+            name = f"{comparison.score.stem}-by-{axis}"
+            drawn[name] = figures.draw_accuracy_by_value(axis, panels, comparison.score)
     if _has_few_curves(comparison):
         only, *others = comparison.shared_points
         rows = _rows_at(comparison, only)
-        drawn |= _draw_curves({row.label: row for row in comparison.rows} if others else rows)
+        rows = {row.label: row for row in comparison.rows} if others else rows
+        drawn |= _draw_curves(rows, comparison.score)
     return drawn | _draw_network_and_mixtures(RunFolder(comparison.example.folder))
 
 
@@ -148,7 +155,7 @@ def draw_points(comparison: Comparison) -> dict[str, Figures]:
     if _has_few_curves(comparison):
         return {}
     return {
-        format_point(point): _draw_curves(_rows_at(comparison, point))
+        format_point(point): _draw_curves(_rows_at(comparison, point), comparison.score)
         for point in comparison.shared_points
     }
 
@@ -168,7 +175,7 @@ def _rows_at(comparison: Comparison, point: Json) -> dict[str, MethodRow]:
 
 
 def _drawable_panels(panels: dict[str, dict[str, Line]]) -> dict[str, dict[str, figures.Line]]:
-    """Return the panels without unknown accuracies, and without what is empty then."""
+    """Return the panels without unknown scores, and without what is empty then."""
     drawable: dict[str, dict[str, figures.Line]] = {}
     for title, lines in panels.items():
         for label, line in lines.items():
@@ -185,29 +192,36 @@ def _tick(value: Any) -> float | str:
     return value if isinstance(value, int | float) else str(value)
 
 
-def _draw_curves(rows: dict[str, MethodRow]) -> Figures:
-    """Draw accuracy by round, by bytes and by client."""
+def _draw_curves(rows: dict[str, MethodRow], score: Score) -> Figures:
+    """Draw the score by round, by bytes, by seconds and steps, and by client."""
     shown = {
-        label: row
-        for label, row in rows.items()
-        if row.curve.rounds and row.accuracy.mean is not None
+        label: row for label, row in rows.items() if row.curve.rounds and row.score.mean is not None
     }
     if not shown:
         return {}
-    bands = {label: _band(row.curve.accuracy) for label, row in shown.items()}
+    bands = {label: _band(row.curve.score) for label, row in shown.items()}
     by_round = {label: (row.curve.rounds, *bands[label]) for label, row in shown.items()}
-    by_bytes = {label: (row.curve.bytes, *bands[label]) for label, row in shown.items()}
-    final = {
-        label: (row.accuracy.mean or 0.0, row.accuracy.half or 0.0) for label, row in shown.items()
-    }
+
+    def by_cost(cost: str, unit: float = 1) -> dict[str, figures.Curve]:
+        return {
+            label: ([number / unit for number in getattr(row.curve, cost)], *bands[label])
+            for label, row in shown.items()
+        }
+
+    sent = {"Megabytes sent by all clients": by_cost("bytes", 1e6)}
+    work = {"Seconds": by_cost("seconds"), "Gradient steps of all clients": by_cost("steps")}
+    final = {label: (row.score.mean or 0.0, row.score.half or 0.0) for label, row in shown.items()}
     clients = {
         label: [score for scores in row.clients for score in scores if score is not None]
         for label, row in shown.items()
     }
     return {
-        "accuracy-by-round": figures.draw_accuracy_by_round(by_round, final),
-        "accuracy-by-bytes": figures.draw_accuracy_by_bytes(by_bytes),
-        "clients": figures.draw_client_boxes(clients),
+        f"{score.stem}-by-round": figures.draw_accuracy_by_round(by_round, final, score=score),
+        f"{score.stem}-by-bytes": figures.draw_accuracy_by_cost(
+            "bytes sent, point-to-point", sent, score
+        ),
+        f"{score.stem}-by-time": figures.draw_accuracy_by_cost("time and work", work, score),
+        "clients": figures.draw_client_boxes(clients, score),
     }
 
 

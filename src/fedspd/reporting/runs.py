@@ -6,21 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
+from fedspd.core.scores import ACCURACY, Score, main_score
 from fedspd.reporting.points import format_label, without_own_options
-from fedspd.reporting.statistics import mean
 from fedspd.storage.atomic import Json
+from fedspd.storage.history import history
 from fedspd.storage.run_folder import RESTORE, RunFolder
 
 NAMED_AT_MOST = 3  # unfinished runs of one folder; of more, only their number is reported
-
-
-@dataclass(frozen=True)
-class RoundScores:
-    """The mean accuracy over clients after a round, and the point-to-point bytes sent so far."""
-
-    round: int
-    accuracy: float | None
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +23,7 @@ class Run:
     metadata: Json  # run.json
     partition: Json
     result: Json
-    history: list[RoundScores]  # of the evaluated rounds
+    history: list[Json]  # of the evaluated rounds and the final phase, with what they had cost
     point: Json
 
     @property
@@ -49,6 +41,20 @@ class Run:
     @property
     def shared_point(self) -> Json:
         return without_own_options(self.method, self.point)
+
+    @property
+    def score(self) -> Score:
+        """The score that decides: accuracy, or RMSE in a regression."""
+        return main_score(self.result["clients"])
+
+    def spread(self, name: str, when: str = "") -> Json:
+        """Return mean, std and so on of a score across clients; empty where there is none.
+
+        `when` is "_before_final_phase" or empty.
+        """
+        if name == ACCURACY.name:
+            return dict(self.result[f"accuracy{when}"])
+        return dict((self.result.get(f"metrics{when}") or {}).get(name) or {})
 
     @property
     def label(self) -> str:
@@ -127,7 +133,7 @@ def _read_runs(folder: Path, points: Sequence[Json]) -> list[Run]:
         record.read_complete("run.json"),
         record.read_complete("partition.json"),
         record.read_complete("result.json"),
-        _read_history(record),
+        history(record),
         points[0],
     )
     _check_events(run)
@@ -145,12 +151,3 @@ def _check_events(run: Run) -> None:
         raise StorageError(
             f"'{path}' is damaged: {found} of {expected} rounds{lost} are left. {RESTORE}"
         )
-
-
-def _read_history(record: RunFolder) -> list[RoundScores]:
-    history, sent = [], 0
-    for event in record.events():
-        sent += event["bytes"]["point_to_point"]
-        if event["event"] == "round" and "accuracy" in event:
-            history.append(RoundScores(event["round"], mean(event["accuracy"]), sent))
-    return history

@@ -1,28 +1,64 @@
-"""A comparison table as Markdown and CSV."""
+"""A comparison as Markdown and CSV."""
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
-from fedspd.reporting.columns import Column, comparison_columns, is_best, point_cells
-from fedspd.reporting.method_rows import Comparison, MethodRow
+from fedspd.core.scores import OTHER_SCORES, RMSE
+from fedspd.reporting.columns import (
+    Column,
+    comparison_columns,
+    describe_target,
+    format_percent,
+    is_best,
+    point_cells,
+    target_columns,
+)
+from fedspd.reporting.method_rows import Comparison, MethodRow, mean_score
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import mean
+from fedspd.storage.history import costs, reach
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Return the table with the best values in bold, the meaning of its columns and all remarks."""
+    """Return the tables with the best values in bold, what columns mean, and all remarks."""
     columns = comparison_columns(comparison)
+    legend = [f"- {column.title}: {column.meaning}" for column in columns]
+    lines = ["# Comparison", "", *_markdown_table(comparison, columns), "", *legend]
+    if reached := target_columns(comparison):
+        title = f"## Cost to target: {describe_target(comparison)}"
+        lines += ["", title, "", *_markdown_table(comparison, reached)]
+    if names := class_names(comparison):
+        lines += ["", "## Accuracy by class (%)", "", *_markdown_classes(comparison, names)]
+    return "\n".join([*lines, *_list_remarks(comparison)]) + "\n"
+
+
+def class_names(comparison: Comparison) -> list[str]:
+    """Return the names of all classes; none in a regression."""
+    return list(dict.fromkeys(name for row in comparison.rows for name in row.classes))
+
+
+def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
     names = [*comparison.shared_axes, "method"]
-    head = [*names, *(column.title for column in columns)]
-    alignment = ["---"] * len(names) + ["---:"] * len(columns)
-    rows = [head, alignment]
+    rows = [[*names, *(column.title for column in columns)]]
+    rows.append(["---"] * len(names) + ["---:"] * len(columns))
     for row in comparison.rows:
         cells = [_markdown_cell(comparison, row, column) for column in columns]
         rows.append([*point_cells(comparison, row), row.name, *cells])
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows]
-    legend = [f"- {column.title}: {column.meaning}" for column in columns]
-    return "\n".join(["# Comparison", "", *table, "", *legend, *_list_remarks(comparison)]) + "\n"
+    return _markdown_lines(rows)
+
+
+def _markdown_classes(comparison: Comparison, names: Sequence[str]) -> list[str]:
+    rows = [["class", *(row.label for row in comparison.rows)]]
+    rows.append(["---", *["---:"] * len(comparison.rows)])
+    for name in names:
+        rows.append([name, *(format_percent(row.classes.get(name)) for row in comparison.rows)])
+    return _markdown_lines(rows)
+
+
+def _markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows]
 
 
 def _markdown_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
@@ -38,27 +74,28 @@ def _list_remarks(comparison: Comparison) -> list[str]:
 def to_csv(comparison: Comparison) -> str:
     """Return one row per run."""
     text = io.StringIO()
-    rows = [_csv_row(run, comparison.axes) for run in comparison.runs]
+    rows = [_csv_row(run, comparison) for run in comparison.runs]
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _csv_row(run: Run, axes: list[str]) -> dict[str, Any]:
+def _csv_row(run: Run, comparison: Comparison) -> dict[str, Any]:
     result, newcomers = run.result, run.result.get("newcomers")
     distributions = result.get("distributions") or {}
     return {
         "method": run.method,
         "seed": run.seed,
-        **{axis: run.point.get(axis) for axis in axes},
+        **{axis: run.point.get(axis) for axis in comparison.axes},
         "accuracy": result["accuracy"]["mean"],
         "std": result["accuracy"]["std"],
         "worst": result["accuracy"]["worst"],
         "lowest": result["accuracy"]["lowest"],
         "accuracy_before_final_phase": result["accuracy_before_final_phase"]["mean"],
+        **_csv_metrics(run),
         "test_loss": mean(result["clients"]["test_loss"]),
-        "newcomers": newcomers["accuracy"]["mean"] if newcomers else None,
+        "newcomers": mean_score(newcomers, "accuracy") if newcomers else None,
         "newcomers_test_loss": mean(newcomers["test_loss"]) if newcomers else None,
         "worst_distribution": distributions.get("worst"),
         "smallest_distribution": distributions.get("smallest"),
@@ -69,8 +106,26 @@ def _csv_row(run: Run, axes: list[str]) -> dict[str, Any]:
         "models_sent": result["models_sent"],
         "steps": result["steps"],
         "seconds": result["seconds"],
+        **_csv_target(run, comparison),
         "rounds": result["rounds"],
         "data_hash": run.partition["hash"],
         "hash": result["hash"],
         "folder": str(run.folder),
     }
+
+
+def _csv_metrics(run: Run) -> dict[str, float | None]:
+    """Return the mean of every other score, and of the RMSE its spread and that of newcomers."""
+    found = {score.name: run.spread(score.name).get("mean") for score in (RMSE, *OTHER_SCORES)}
+    spread, newcomers = run.spread(RMSE.name), run.result.get("newcomers") or {}
+    if spread:
+        found |= {f"rmse_{name}": spread[name] for name in ("std", "worst", "lowest")}
+        found["rmse_newcomers"] = mean_score(newcomers, RMSE.name)
+    return found
+
+
+def _csv_target(run: Run, comparison: Comparison) -> dict[str, float | None]:
+    if comparison.target is None:
+        return {}
+    cost = costs(reach(run.history, comparison.target))
+    return {"target": comparison.target, **{f"{name}_to_target": n for name, n in cost.items()}}

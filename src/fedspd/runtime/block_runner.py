@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class BlockRunner:
         return check_personal_model(plan.algorithm, module)
 
     def measure(self) -> Measures:
-        right, test_loss_C, scores_C = self._evaluate(self.plan.test)
+        right, test_loss_C, scores_C, classes = self._evaluate(self.plan.test)
         seen = self.observe()
         return Measures(
             _shares(right),
@@ -161,12 +162,16 @@ class BlockRunner:
             _as_float64(seen.spectrum_CM),
             scores_C,
             self._validate(),
+            _by_class(right, self.plan.test.y, classes),
         )
 
     def _evaluate(
         self, block: Block
-    ) -> tuple[list[Tensor | None], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-        """Return each client's right examples, None in a regression, loss_C and other scores."""
+    ) -> tuple[list[Tensor | None], NDArray[np.float64], dict[str, NDArray[np.float64]], int]:
+        """Return each client's right examples, None in a regression, loss_C and other scores.
+
+        The last one is the number of columns of the outputs.
+        """
         plan = self.plan
         with plan.learner.timed("evaluate"):
             outputs = plan.algorithm.predict(plan.learner, self.state, block.x)
@@ -174,7 +179,7 @@ class BlockRunner:
             pairs = list(zip(outputs, block.y, strict=True))
             right, losses = zip(*(self._score(*pair) for pair in pairs), strict=True)
             scores = {name: np.array([score(name, *p) for p in pairs]) for name in plan.metrics}
-        return list(right), np.array(losses), scores
+        return list(right), np.array(losses), scores, outputs[0].shape[-1]
 
     def _validate(self) -> dict[str, NDArray[np.float64]]:
         """Return the scores of the validation examples by name; NaN for a client without any."""
@@ -186,7 +191,7 @@ class BlockRunner:
             [own if len(own) else own.new_zeros(1, *own.shape[1:]) for own in part]
             for part in (block.x, block.y)
         )
-        right, loss_C, scores_C = self._evaluate(dataclasses.replace(block, x=x, y=y))
+        right, loss_C, scores_C, _ = self._evaluate(dataclasses.replace(block, x=x, y=y))
         loss_C = np.where(np.isnan(loss_C), np.inf, loss_C)  # diverged
         scores = {"accuracy": _shares(right), "loss": loss_C, **scores_C}
         return {name: np.where(has_some, score_C, np.nan) for name, score_C in scores.items()}
@@ -286,6 +291,18 @@ def _tables(state: Any) -> dict[str, Tensor]:
 def _shares(right: list[Tensor | None]) -> NDArray[np.float64]:
     """Return the share of right examples of every client; NaN in a regression."""
     return np.array([np.nan if own is None else float(own.double().mean()) for own in right])
+
+
+def _by_class(
+    right: list[Tensor | None], y: Sequence[Tensor], classes: int
+) -> NDArray[np.int64] | None:
+    """Return classes_2K: wrong and right examples by class; None in a regression."""
+    table_2K = np.zeros((2, classes), np.int64)
+    for own, labels in zip(right, y, strict=True):
+        if own is None:
+            return None
+        np.add.at(table_2K, (own.long().numpy(), labels.numpy()), 1)
+    return table_2K
 
 
 def _state_of(like: Any, tables: dict[str, Tensor]) -> Any:

@@ -26,6 +26,7 @@ class Measures:
     spectrum_CM   eigenvalues by which this number was found
     tests_C2D     wrong (0) and right (1) test examples by true distribution; None if either is
                   unknown
+    classes_2K    wrong (0) and right (1) test examples of all clients by class; None: a regression
     scores_C      other scores of the test examples, by name
     validation_C  the same scores, accuracy and loss of the validation examples; NaN without any
     """
@@ -41,6 +42,7 @@ class Measures:
     spectrum_CM: NDArray[np.float64] | None = None
     scores_C: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     validation_C: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    classes_2K: NDArray[np.int64] | None = None
 
     @classmethod
     def merge(cls, parts: Sequence["Measures"]) -> "Measures":
@@ -58,12 +60,18 @@ class Measures:
             _concatenate([part.spectrum_CM for part in parts]),
             _concatenate_each([part.scores_C for part in parts]),
             _concatenate_each([part.validation_C for part in parts]),
+            _add([part.classes_2K for part in parts]),
         )
 
 
 def _concatenate(tables: Sequence[NDArray[Number] | None]) -> NDArray[Number] | None:
     present = [table for table in tables if table is not None]
     return np.concatenate(present) if present else None
+
+
+def _add(tables: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    present = [table for table in tables if table is not None]
+    return np.sum(present, axis=0) if present else None
 
 
 def _concatenate_each(

@@ -49,6 +49,7 @@ STATUS: Json = {
     },
     "mixture": [0.25, 0.75],
     "accuracy": 0.875,
+    "scores": {"macro_f1": 0.5, "auc": None},
     "deadline": 10.0,
     "bytes": {"sent": {"b": 123_456_789}, "received": {"b": 1000, "c": 2000}},
     "refused_means": 3,
@@ -131,6 +132,7 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
         ("fedspd_refused_total", 'so-called "reason"\\'): 1,
         ("fedspd_refused_means_total",): 3,
         ("fedspd_accuracy",): 0.875,
+        ("fedspd_macro_f1",): 0.5,
         ("fedspd_mixture", "0"): 0.25,
         ("fedspd_mixture", "1"): 0.75,
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedspd.config import ExperimentConfig, as_dict, validate
 from fedspd.core.errors import NodeError, StorageError
+from fedspd.core.scores import ACCURACY, OTHER_SCORES, RMSE
 from fedspd.node.host import provisioning
 from fedspd.node.identity.manifest import Manifest
 from fedspd.storage.atomic import Json
@@ -149,14 +150,15 @@ def _find_addresses(folder: Path, clients: int) -> dict[str, str]:
 
 
 def summarise(nodes: Sequence[NodeProcess]) -> Json:
-    """Return the last result of every node and the mean accuracy."""
-    scores = [node.last["accuracy"] for node in nodes if node.last.get("accuracy") is not None]
+    """Return the last result of every node and the mean of every score."""
+    names = [score.name for score in (RMSE, *OTHER_SCORES)]
+    names = [ACCURACY.name, *(name for name in names if any(name in node.last for node in nodes))]
+    fields = ("round", *names, "mixture", "hash")
+    scores = {name: [node.last.get(name) for node in nodes] for name in names}
+    known = {name: [s for s in own if s is not None] for name, own in scores.items()}
     return {
-        "nodes": {
-            node.name: {key: node.last.get(key) for key in ("round", "accuracy", "mixture", "hash")}
-            for node in nodes
-        },
-        "accuracy": sum(scores) / len(scores) if scores else None,
+        "nodes": {node.name: {key: node.last.get(key) for key in fields} for node in nodes},
+        **{name: sum(own) / len(own) if own else None for name, own in known.items()},
     }
 
 

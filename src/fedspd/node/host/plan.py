@@ -8,7 +8,12 @@ from fedspd.core.keys import Key
 from fedspd.data.custom import Reading, load_source
 from fedspd.data.federation import Distribution, Partition, gather
 from fedspd.data.sources import Examples, Source
-from fedspd.experiment.build import build_algorithm, build_experiment, build_learner
+from fedspd.experiment.build import (
+    build_algorithm,
+    build_experiment,
+    build_learner,
+    choose_metrics,
+)
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.identity.manifest import Manifest
 from fedspd.runtime.plan import Plan
@@ -55,7 +60,8 @@ def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
     learner = build_learner(config, manifest.shape, manifest.classes, (train.x[0], train.y[0]))
     true_clusters = [np.zeros(count, np.int64)]  # unknown: all examples count as one distribution
     about = 1, Key(config.seed), None, config.exchange
-    return Plan(algorithm, learner, train, test, true_clusters, *about)
+    metrics = choose_metrics(config, manifest.classes)
+    return Plan(algorithm, learner, train, test, true_clusters, *about, metrics=metrics)
 
 
 def _check_method(manifest: Manifest, plan: Plan) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedspd.core.errors import NodeError, StorageError
+from fedspd.core.scores import OTHER_SCORES, RMSE
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -119,6 +120,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
         "neighbours": neighbours,
         "mixture": last.get("mixture"),
         "accuracy": last.get("accuracy"),
+        "scores": {s.name: last[s.name] for s in (RMSE, *OTHER_SCORES) if s.name in last},
         "deadline": detector.deadline(),
         "bytes": {"sent": dict(transport.sent), "received": dict(transport.received)},
         "refused": dict(transport.rejected),
@@ -153,6 +155,9 @@ def samples(status: Json) -> Iterator[Sample]:
     yield Sample("fedspd_refused_means_total", "counter", {}, status["refused_means"])
     if status["accuracy"] is not None:
         yield Sample("fedspd_accuracy", "gauge", {}, status["accuracy"])
+    for name, value in status["scores"].items():
+        if value is not None:
+            yield Sample(f"fedspd_{name}", "gauge", {}, value)
     for s, share in enumerate(status["mixture"] or ()):
         yield Sample("fedspd_mixture", "gauge", {"cluster": str(s)}, share)
 
