@@ -28,6 +28,7 @@ from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.core.graph import Graph
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer import liveness
+from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.wire.base import FrameStream, RpcMethod
@@ -259,6 +260,24 @@ class Network(RuleBasedStateMachine):
             return truth
 
         protocol.handle_request = note  # type: ignore[method-assign]
+        self._watch_restore(peer)
+
+    def _watch_restore(self, peer: Peer) -> None:
+        """Compare what a peer restores with the last round that is on its disk."""
+        journal, restore = peer.journal, peer.journal.restore
+
+        def check(runner: Any, is_newcomer: bool) -> int:
+            folder = journal.run_folder.folder
+            rounds = [int(path.name[6:]) for path in folder.glob("checkpoints/round-*[0-9]")]
+            hashes = {one["round"]: one["hash"] for one in journal.run_folder.events()}
+            done = restore(runner, is_newcomer)
+            if done != max(rounds, default=0):
+                self.problems.append(f"{peer.context.name} restores {done} of {sorted(rounds)}")
+            elif done and runner.digests()[0] != hashes[done]:
+                self.problems.append(f"{peer.context.name} restores another state after {done}")
+            return done
+
+        journal.restore = check  # type: ignore[method-assign]
 
     @invariant()
     def nothing_committed_is_lost_or_changed(self) -> None:
@@ -279,7 +298,8 @@ class Network(RuleBasedStateMachine):
             assert rounds == sorted(set(rounds))
 
     @invariant()
-    def a_mean_contains_only_what_was_offered_for_that_round(self) -> None:
+    def means_and_restored_states_are_right(self) -> None:
+        """A mean has what was offered for its round alone; a restore is of the last round."""
         assert self.problems == []
 
     @invariant()
@@ -307,7 +327,7 @@ class Network(RuleBasedStateMachine):
                     assert self.peers[i].journal.last["event"] == "final"
             self.nothing_committed_is_lost_or_changed()
             self.rounds_never_go_back()
-            self.a_mean_contains_only_what_was_offered_for_that_round()
+            self.means_and_restored_states_are_right()
         finally:
             self._close()
 
@@ -353,7 +373,7 @@ def play(lie: Lie, *steps: tuple[str, Any]) -> None:
             getattr(network, name)(*values)
             network.nothing_committed_is_lost_or_changed()
             network.rounds_never_go_back()
-            network.a_mean_contains_only_what_was_offered_for_that_round()
+            network.means_and_restored_states_are_right()
     finally:
         network.teardown()
 
@@ -375,6 +395,35 @@ def test_example_a_node_crashes_in_the_middle_and_returns() -> None:
         network.restart(0)
     finally:
         network.teardown()
+
+
+@pytest.mark.parametrize("lost", ["state", "number"])
+def test_restore_one_round_too_early_is_noticed(lost: str, monkeypatch: Any) -> None:
+    """The machine sees a journal that restores an earlier state, or says that it did."""
+    restore = Journal.restore
+
+    def restore_early(self: Journal, runner: Any, is_newcomer: bool) -> int:
+        done = restore(self, runner, is_newcomer)
+        kept = self.run_folder.kept_rounds()
+        if len(kept) < 2:
+            return done
+        if lost == "state":
+            runner.load(self.run_folder.folder / f"checkpoints/round-{kept[-2]:06d}")
+            return done
+        return done - 1
+
+    monkeypatch.setattr(Journal, "restore", restore_early)
+    network = Network()
+    network.start(Lie())
+    while len(network.committed[0]) < 4:
+        network.pass_time(0.1)
+        network.nothing_committed_is_lost_or_changed()
+    network.crash(0)
+    network.restart(0)
+    network.pass_time(1.0)
+    with pytest.raises(AssertionError, match="n0 restores"):
+        network.means_and_restored_states_are_right()
+    network._close()
 
 
 def test_example_a_link_is_lost_one_way_and_a_node_restarts() -> None:
