@@ -3,6 +3,7 @@ no deadline per example; one process for the tests of a file that share fixtures
 that keeps all events of a run."""
 
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +16,8 @@ from hypothesis import settings
 import fedspd
 
 torch.set_num_threads(1)
+# A shell starts programs in the background with Ctrl-C ignored, and all that they start inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("fedspd", deadline=None)
 settings.load_profile("fedspd")
 
