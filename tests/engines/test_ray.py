@@ -26,6 +26,7 @@ from fedspd.runtime.block_runner import BlockRunner
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 from ray.exceptions import RayActorError  # noqa: E402
 
+from fedspd.engines import ray_cluster  # noqa: E402
 from fedspd.engines.ray_cluster import (  # noqa: E402
     RayCluster,
     check_versions,
@@ -59,13 +60,10 @@ QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "C
 def local_ray():
     """A cluster of two CPUs in which this process already is, as in a notebook."""
     ray.init(address="local", num_cpus=2, **QUIET)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_cluster, "START_SECONDS", 900.0)  # actors start late on a busy machine
+        yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def whole():
-    return fedspd.run(CONFIG)
 
 
 def check_same(lab, result, whole):
@@ -200,19 +198,6 @@ def test_shard_imports_a_model_whose_file_it_does_not_have(local_ray, tmp_path, 
 # ---- runs
 
 
-def test_ray_run_with_newcomers_equals_the_simulation(lab, local_ray, tmp_path, event_log):
-    config = fedspd.load(overrides=[*SETTINGS, "holdout_clients=2", "evaluate_every=2"])
-    result = fedspd.run(config, engine="ray", out=tmp_path / "ray", callbacks=[event_log])
-    check_same(lab, result, fedspd.run(config, workers=2))
-    assert [event["event"] for event in event_log.events] == ["start", *["round"] * 4, "final"]
-    assert ray.is_initialized(), "a cluster that was there before is there afterwards"
-    assert sorted(path.name for path in (tmp_path / "ray/checkpoints/round-000005").iterdir()) == [
-        "checkpoint.json",
-        "part-000000-000003.safetensors",
-        "part-000003-000006.safetensors",
-    ]
-
-
 class Stop(Exception):
     pass
 
@@ -225,14 +210,21 @@ class StopAfterRound3(fedspd.Callback):
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("ray", "processes"), pytest.param("processes", "ray", marks=pytest.mark.long)],
+    [("processes", "ray"), pytest.param("ray", "processes", marks=pytest.mark.long)],
 )
-def test_run_begun_by_one_engine_continues_on_the_other(
-    lab, local_ray, whole, tmp_path, first, second
+def test_run_with_newcomers_begun_by_one_engine_continues_on_the_other(
+    lab, local_ray, tmp_path, first, second
 ):
+    config = fedspd.load(overrides=[*SETTINGS, "holdout_clients=2", "evaluate_every=2"])
+    out = tmp_path / "run"
     with pytest.raises(Stop):
-        fedspd.run(CONFIG, engine=first, out=tmp_path / "run", callbacks=[StopAfterRound3()])
-    check_same(lab, fedspd.run(out=tmp_path / "run", resume=True, engine=second), whole)
+        fedspd.run(config, engine=first, out=out, callbacks=[StopAfterRound3()])
+    result = fedspd.run(out=out, resume=True, engine=second)
+    check_same(lab, result, fedspd.run(config, workers=2))
+    assert ray.is_initialized(), "a cluster that was there before is there afterwards"
+    if second == "ray":
+        parts = {path.name for path in (out / "checkpoints/round-000005").glob("part-*")}
+        assert parts == {"part-000000-000003.safetensors", "part-000003-000006.safetensors"}
 
 
 # ---- what dies
