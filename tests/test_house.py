@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import config_reference
 import fedspd
+from fedspd.cli.main import execute
 from fedspd.config import ExperimentConfig, validate
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +78,45 @@ def test_readme_shows_real_configs():
     blocks = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     assert tomllib.loads(blocks[0]) == tomllib.loads((ROOT / "examples/mnist.toml").read_text())
     assert [validate(tomllib.loads(block)).clients for block in blocks] == [20]
+
+
+def documented_commands() -> list[list[str]]:
+    """Return the arguments of every call of fedspd in a block of commands."""
+    blocks = [
+        block.replace("\\\n", "")
+        for page in PAGES
+        for language, block in re.findall(
+            r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+        )
+        if not language
+    ]
+    calls = [
+        re.match(r"(?:\S*/)?fedspd ([a-z].*)", line) for b in blocks for line in b.splitlines()
+    ]
+    return [shlex.split(call[1], comments=True) for call in calls if call]
+
+
+def test_documents_name_only_options_that_exist(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    options: dict[tuple[str, ...], set[str]] = {}
+    for words in documented_commands():
+        is_group = words[0] in ("data", "network", "node", "topology")
+        command = tuple(words[: 1 + is_group])
+        options.setdefault(command, set()).update(w for w in words if w.startswith("--"))
+    assert len(options) > 15
+    for command, named in options.items():
+        assert execute([*command, "--help"]) == 0
+        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+        assert named - known == set(), command
+
+
+def test_documents_name_only_keys_that_exist():
+    commands = [words for words in documented_commands() if words[0] in ("run", "compare", "up")]
+    assert len(commands) > 15
+    for words in commands:
+        values = [word for word in words if re.match(r"[a-z_.]+=", word)]
+        files = [ROOT / "examples" / Path(word).name for word in words if word.endswith(".toml")]
+        fedspd.load(*[path for path in files if path.exists()], overrides=values)
 
 
 def test_documents_name_only_make_targets_that_exist():
