@@ -29,9 +29,9 @@ def all_receive(fleet: Fleet, after: float) -> bool:
 
 
 def test_killed_node_and_short_partition_lose_no_committed_round(tmp_path):
-    config = chaos.build_config(tmp_path, {}, nodes=4, rounds=10_000)
+    config = chaos.build_config(tmp_path, {}, nodes=3, rounds=10_000)
     with (
-        NamespaceNetwork(4) as network,
+        NamespaceNetwork(3) as network,
         Relay(network.hosts),
         Fleet(config, tmp_path / "plant", network.hosts) as fleet,
     ):
