@@ -49,7 +49,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """torch is imported when something needs it, not when somebody asks for help."""
+    """Import a public name when it is first used: --help needs no torch."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -382,7 +382,7 @@ class FedSPDSplit(Algorithm[State]):
         return fit_mixture(learner, state, data, list(range(len(data))), key.of("joined"))
 
     def _log_prior(self, y: Tensor, classes: int) -> Tensor:
-        """log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
+        """Return log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
         if not self.prior or not classes:
             return torch.zeros(classes, dtype=torch.double)
         count_K = torch.bincount(y, minlength=classes).double()

@@ -6,7 +6,7 @@ an exchange. Its high bits are the norm of the first corner, its low bits are a 
 corners. The largest labelling wins: its first corner is the most extreme one, so that a large part
 of a network usually prevails, and a client that was left alone never does.
 
-A client averages with the neighbours of its own labelling alone. One that hears of a better one
+A client averages with the neighbours of its own labelling alone. One that is offered a better one
 gives up its own, and in the next round it joins the better one as a newcomer does: it offers
 nothing, and takes body, V, D and S from its neighbours. So does a client that was away.
 
@@ -188,7 +188,7 @@ def exchange_heads(
     has_joined_C = joins_C & mean.received_CM[:, 0]
     found_C = mean.received_CM[:, 1:].sum(1).clamp(min=1)
     clusters_C = torch.where(has_joined_C, found_C, clusters_C)
-    # a better one is joined in the next round; one that hears of none names its own to be joined
+    # a better one is joined in the next round; one that is offered none names its own to be joined
     labelling_C = torch.where(best_C > labelling_C, NO_LABELLING, labelling_C)
     waits_C = joins_C & ~has_joined_C
     labelling_C = torch.where(waits_C, own_labelling(data.clients, clusters_C), labelling_C)

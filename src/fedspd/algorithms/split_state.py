@@ -86,13 +86,13 @@ def with_losses(learner: Learner, state: State, data: Block) -> State:
 
 
 def log_joint(state: State) -> Tensor:
-    """log u_is - loss_s; a loss that is not a number explains nothing."""
+    """Return log u_is - loss_s; a loss that is not a number explains nothing."""
     losses_CSE = state.losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return state.mixture_CS.log()[:, :, None] - losses_CSE
 
 
 def posterior(state: State, data: Block) -> Tensor:
-    """r_CSE ~ u_is p_s(y | x); 0 where there is no example."""
+    """Return r_CSE ~ u_is p_s(y | x); 0 where there is no example."""
     least = torch.finfo(torch.double).min  # where no cluster explains an example, all are alike
     is_used_CS1 = (state.mixture_CS > 0)[:, :, None]
     joint_CSE = torch.where(is_used_CS1, log_joint(state).clamp(min=least), -torch.inf)
@@ -100,14 +100,14 @@ def posterior(state: State, data: Block) -> Tensor:
 
 
 def shares(learner: Learner, r_CSE: Tensor, state: State, data: Block, key: Key) -> Tensor:
-    """u_is = mean of r plus a little, over the clusters that are in use."""
+    """Return u_is = mean of r plus a little, over the clusters that are in use."""
     mean_CS = learner.mean_shares(r_CSE, state.mixture_CS, data, key)
     more_CS = torch.where(state.mixture_CS > 0, mean_CS + LEAST_SHARE, 0.0)
     return more_CS / more_CS.sum(1, keepdim=True)
 
 
 def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State:
-    """a tuned + (1 - a) shared, with one a for all clients or one for each."""
+    """Return a tuned + (1 - a) shared, with one a for all clients or one for each."""
     a_C = torch.as_tensor(a, dtype=state.model_CP.dtype).expand(len(data))
     return replace(
         state,

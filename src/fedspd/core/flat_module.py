@@ -171,7 +171,7 @@ class FlatModule:
 
     @cached_property
     def cut(self) -> Cut:
-        """Where body and head stand in the vector; ConfigError if there is no such head."""
+        """The places of body and head in the vector; ConfigError if there is no such head."""
         _, layer = find_head(self.module, self.head)
         own = [slot for slot in self.parameter_slots if slot.owner is layer]
         starts = [slot.start for slot in own]

@@ -1,6 +1,6 @@
 """Layers of the stacked models of several clients: passes and gradients as batched products.
 
-A product has the same bits for every client, whoever else is in the stack, as long as the stack
+A product has the same bits for every client, with any others in the stack, as long as the stack
 holds at least two clients and every client's values begin at a multiple of 64 bytes. So tensors
 stand in slabs: each client's values, then a gap up to the next multiple of `ALIGNMENT` values. The
 gap also keeps the last values of a client out of another kernel's tail.

@@ -1,6 +1,6 @@
 """Custom data as a Source, whatever the user passes: files, folders, functions and objects.
 
-Data with clients of their own stay with these; all others are dealt among the clients.
+Data with clients of their own stay with these; all others are partitioned among the clients.
 """
 
 import re

@@ -264,7 +264,7 @@ def _check_mixture_options(options: DataOptions) -> None:
         if (value := getattr(options, name)) != DataOptions.model_fields[name].default:
             raise ConfigError(
                 f"data.{name} = {value}: the data have clients of their own, with the examples "
-                "that they have. Leave it out, or set data.mixture to deal the examples anew."
+                "that they have. Leave it out, or set data.mixture to partition all examples again."
             )
     if options.shares in ("pure", "dirichlet") and options.mixture in ONE_DISTRIBUTION:
         raise ConfigError(
@@ -326,6 +326,6 @@ def _check_given(options: DataOptions, clients: int, source: Source) -> None:
     if clients > count:
         raise ConfigError(
             f"clients + holdout_clients = {clients}: '{source.name}' has {count} clients of its "
-            f"own; expected at most {count}. Lower clients, or set data.mixture to deal the "
-            "examples anew."
+            f"own; expected at most {count}. Lower clients, or set data.mixture to "
+            "partition all examples again."
         )

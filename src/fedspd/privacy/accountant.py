@@ -65,7 +65,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the epsilon of Gaussian noise whose means are mu standard deviations apart."""
 
     def excess(epsilon: float) -> float:
-        """log of delta(epsilon), minus the log of delta."""
+        """Return the log of delta(epsilon), minus the log of delta."""
         a, b = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
         return float(a + np.log1p(-np.exp(min(b - a, -1e-300)))) - math.log(delta)
 

@@ -87,7 +87,7 @@ class PrivacyOptions(Options):
             self._check_nbafl()
 
     def _check_off(self) -> None:
-        """Refuse a key that would have no effect: somebody would believe that it has."""
+        """Refuse a key that would have no effect: a user would believe that it has."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if value != field.default:
