@@ -1,81 +1,196 @@
 """Private training on MNIST: accuracy against epsilon, and the paper's table with its true cost.
 
+    python experiments/privacy_runs.py tune --out runs/privacy     # the settings that were tried
     python experiments/privacy_runs.py curve --out runs/privacy
     python experiments/privacy_runs.py table --out runs/privacy
     python experiments/privacy_runs.py draw --out runs/privacy
 
-`curve` and `table` continue where they stopped: a finished run is not repeated. `draw` prints both
+The first three continue where they stopped: a finished run is not repeated. `draw` prints the
 tables from the finished runs and writes docs/images/privacy.png and experiments/privacy/runs.json.
 """
 
 import argparse
 import json
+from functools import cache
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from fedspd.config import validate
-from fedspd.experiment.build import build_budget
+from fedspd.experiment.build import build_budget, build_experiment
 from fedspd.experiment.runner import run
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.mechanisms import NbAFL
 
 Tree = dict[str, Any]
 HERE = Path(__file__).parent
+DELTA = 1e-4
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 METHODS = ("fedavg", "fedspd", "fedspd-split")
-CURVE: Tree = {
-    "clients": 10,
-    "rounds": 15,
-    "evaluate_every": 5,
-    "data": {"name": "mnist", "examples": 1000, "test_examples": 200},
-    "model": {"name": "mlp"},
-    "topology": {"kind": "er", "degree": 4},
-    "training": {"lr": 0.25, "batch": 100, "epochs": 1},
+SEEDS = (0, 1, 2)
+ROUNDS_40: Tree = {"rounds": 40, "evaluate_every": 40}  # while settings were tried
+TUNING_SEED = 100  # of other clients, graphs and draws than those that are reported
+CLIENTS, EXAMPLES, FILTERS = 50, 300, 32
+MNIST: Tree = {
+    "clients": CLIENTS,
+    "data": {"name": "mnist", "examples": EXAMPLES, "test_examples": 100},
+}
+# All examples in every step, one step in a round: for a given budget, the noise of a step is then
+# the least in relation to its sum, which is divided by `batch`. The final phase has no noise, and
+# small batches.
+PRIVATE: Tree = {
+    "clients": CLIENTS,
+    "rounds": 80,
+    "evaluate_every": 80,
+    "model": {"name": "linear"},
+    "topology": {"kind": "er", "degree": 6},
+    "training": {"lr": 0.06, "batch": 50, "epochs": 1, "first_round_factor": 1, "decay": 1},
+    "fedavg": {"finetune": 40, "interpolate": "cv"},
+    "fedspd": {"final_epochs": 40, "warmup": 40},
+    "fedspd-split": {"final_epochs": 40},
+}
+CLIP = 5.0
+LOCAL: Tree = {  # tuned as well: it needs no noise, so that small batches and many steps are best
+    **PRIVATE,
+    "method": "local",
+    "rounds": 20,
+    "evaluate_every": 20,
+    "training": {"lr": 0.06, "batch": 50, "epochs": 3, "first_round_factor": 1, "decay": 1},
 }
 TABLE: Tree = {
     "method": "fedspd",
-    "clients": 50,
-    "rounds": 20,
-    "evaluate_every": 20,
-    "data": {"name": "mnist", "examples": 100, "test_examples": 50},
+    "clients": CLIENTS,
+    "rounds": 40,
+    "evaluate_every": 10,
+    "model": {"name": "linear"},
     "topology": {"kind": "er", "degree": 6},
+    "training": {"lr": 0.05, "batch": 50, "epochs": 5},
 }
-NOMINAL = (None, 100.0, 50.0, 10.0)
+NOMINAL = (100.0, 50.0, 10.0)
 PAPER = {None: (92.51, 93.89), 100.0: (92.75, 93.99), 50.0: (92.46, 93.87), 10.0: (92.13, 93.70)}
+
+
+# ---- the features
+
+
+def features(x: Tensor) -> Tensor:
+    """Return 512 features of each image by filters that are drawn, not learnt: they cost nothing.
+
+    32 random filters of 7 x 7, rectified, averaged to 4 x 4, then scaled to mean 0 and deviation 1.
+    """
+    kernel = torch.randn(FILTERS, 1, 7, 7, generator=torch.Generator().manual_seed(0))
+    kernel = kernel - kernel.mean((2, 3), keepdim=True)
+    kernel = kernel / kernel.norm(dim=(2, 3), keepdim=True)
+    maps = nn.functional.conv2d(x, kernel, stride=2).relu()
+    pooled = nn.functional.adaptive_avg_pool2d(maps, 4).flatten(1)
+    return nn.functional.layer_norm(pooled, pooled.shape[1:])
+
+
+@cache
+def clients_of(seed: int) -> list[tuple[Any, ...]]:
+    """Return every client's features and labels: plain and rotated digits, in its own shares."""
+    plan = build_experiment(validate({**MNIST, "method": "fedavg", "seed": seed})).plan
+    blocks = plan.train, plan.test
+    return [
+        tuple(part.numpy() for block in blocks for part in (features(block.x[i]), block.y[i]))
+        for i in range(CLIENTS)
+    ]
+
+
+# ---- the runs
+
+
+def private(tree: Tree, budget: float, clip: float = CLIP, **privacy: Any) -> Tree:
+    """Return the run with a budget; every example is in every batch."""
+    own = {"epsilon": budget, "delta": DELTA, "clip": clip, "rate": 1.0, **privacy}
+    return {**tree, "privacy": own}
+
+
+def with_training(tree: Tree, **training: Any) -> Tree:
+    return {**tree, "training": {**tree["training"], **training}}
+
+
+def tune_runs() -> dict[str, Tree]:
+    """Return the settings that were tried, with a seed that is not reported, in their order."""
+    fedavg = {**PRIVATE, "method": "fedavg", "seed": TUNING_SEED, **ROUNDS_40}
+    fedavg = with_training(fedavg, batch=EXAMPLES)  # so that the final phase has large batches too
+    local = {**LOCAL, "seed": TUNING_SEED}
+    runs = {
+        f"tune-local-{lr:g}-{epochs}": with_training(local, lr=lr, epochs=epochs)
+        for lr, epochs in ((0.02, 3), (0.06, 1), (0.06, 3), (0.06, 6))
+    }
+    for budget in (1.0, 4.0):
+        for rounds in (20, 40, 80):
+            tree = {**fedavg, "rounds": rounds, "evaluate_every": rounds}
+            runs[f"tune-rounds-{rounds}-{budget:g}"] = private(tree, budget, 20.0)
+        for lr in (0.03, 0.12):
+            runs[f"tune-lr-{lr:g}-{budget:g}"] = private(with_training(fedavg, lr=lr), budget, 20.0)
+        for clip in (10.0, 40.0):
+            runs[f"tune-clip-{clip:g}-{budget:g}"] = private(fedavg, budget, clip)
+        steps = with_training({**fedavg, "rounds": 10, "evaluate_every": 10}, epochs=4)
+        runs[f"tune-steps-4-{budget:g}"] = private(steps, budget, 20.0)
+        sampled = with_training({**fedavg, "rounds": 8, "evaluate_every": 8}, batch=60)
+        runs[f"tune-batch-60-{budget:g}"] = private(sampled, budget, 20.0, rate=60 / EXAMPLES)
+    return runs | second_tune_runs()
+
+
+def second_tune_runs() -> dict[str, Tree]:
+    """Return what was tried with a final phase of small batches."""
+    fedavg = {**PRIVATE, "method": "fedavg", "seed": TUNING_SEED, **ROUNDS_40}
+    runs: dict[str, Tree] = {}
+    for budget in (1.0, 4.0):
+        for clip in (2.5, 5.0):
+            runs[f"tune-final-clip-{clip:g}-{budget:g}"] = private(fedavg, budget, clip)
+    longer = {**fedavg, "rounds": 80, "evaluate_every": 80}
+    runs["tune-final-rounds-80-4"] = private(longer, 4.0)
+    for warmup in (0, 20):
+        tree = {**PRIVATE, "method": "fedspd", "seed": TUNING_SEED, **ROUNDS_40}
+        tree["fedspd"] = {**tree["fedspd"], "warmup": warmup}
+        runs[f"tune-final-warmup-{warmup}-4"] = private(tree, 4.0)
+    return runs
 
 
 def curve_runs() -> dict[str, Tree]:
     """Return the runs of the figure by name; local-only training sends nothing and needs none."""
-    plain = {**CURVE, "training": {**CURVE["training"], "lr": 0.05}}  # 0.25 diverges without noise
-    runs: dict[str, Tree] = {"local-none": {**plain, "method": "local"}}
-    for method in METHODS:
-        runs[f"{method}-none"] = {**plain, "method": method}
-    for budget in sorted(BUDGETS, key=lambda value: value not in (1.0, 8.0)):
-        privacy = {"epsilon": budget, "delta": 1e-4}
-        for method in METHODS:
-            runs[f"{method}-{budget:g}"] = {**CURVE, "method": method, "privacy": privacy}
+    runs: dict[str, Tree] = {}
+    for seed in SEEDS:
+        runs[f"local-none-{seed}"] = {**LOCAL, "seed": seed}
+        for budget in (4.0, 8.0, 2.0, None, 1.0, 0.5):
+            for method in METHODS:
+                tree = {**PRIVATE, "method": method, "seed": seed}
+                name = "none" if budget is None else f"{budget:g}"
+                runs[f"{method}-{name}-{seed}"] = tree if budget is None else private(tree, budget)
     return runs
 
 
 def table_runs() -> dict[str, Tree]:
-    """Return the runs of the paper's table by name."""
-    runs: dict[str, Tree] = {}
-    for nominal in NOMINAL:
-        privacy = {"mechanism": "nbafl", "epsilon": nominal, "delta": 0.01}
-        name = "table-none" if nominal is None else f"table-{nominal:g}"
-        runs[name] = {**TABLE, **({} if nominal is None else {"privacy": privacy})}
-    return runs
+    """Return the runs of the paper's table by name.
+
+    `table-uniform` differs from the first as all private runs do: clusters are chosen evenly.
+    """
+    runs = {"table-none": TABLE, "table-uniform": {**TABLE, "fedspd": {"selection": "uniform"}}}
+    return runs | {f"table-{nominal:g}": nbafl(nominal) for nominal in reversed(NOMINAL)}
 
 
-def complete(runs: dict[str, Tree], out: Path) -> None:
+def nbafl(nominal: float) -> Tree:
+    return {**TABLE, "privacy": {"mechanism": "nbafl", "epsilon": nominal, "delta": 0.01}}
+
+
+def complete(runs: dict[str, Tree], out: Path, most: int | None = None) -> None:
     """Run what is not finished yet."""
-    for name, tree in runs.items():
-        folder = out / name
-        if (folder / "result.json").exists():
-            continue
+    missing = [name for name in runs if not (out / name / "result.json").exists()]
+    for name in missing[:most]:
+        folder, tree = out / name, runs[name]
         print(name, flush=True)
-        run(None if (folder / "run.json").exists() else tree, out=folder,
-            resume=(folder / "run.json").exists(), workers=1)  # fmt: skip
+        has_begun = (folder / "run.json").exists()
+        data = clients_of(tree.get("seed", 0))
+        run(None if has_begun else tree, data=data, out=folder, resume=has_begun, workers=1)
+
+
+# ---- the results
 
 
 def results(runs: dict[str, Tree], out: Path) -> dict[str, Tree]:
@@ -94,74 +209,106 @@ def results(runs: dict[str, Tree], out: Path) -> dict[str, Tree]:
     return found
 
 
+def over_seeds(found: dict[str, Tree], name: str) -> list[Tree]:
+    return [found[f"{name}-{seed}"] for seed in SEEDS if f"{name}-{seed}" in found]
+
+
 def true_costs(nominal: float) -> tuple[float, float]:
     """Return epsilon over all rounds, as claimed for one upload, and as it is proven."""
-    budget = build_budget(validate({**TABLE, "privacy": {
-        "mechanism": "nbafl", "epsilon": nominal, "delta": 0.01}}))  # fmt: skip
+    budget = build_budget(validate(nbafl(nominal)))
     assert budget is not None
     assert isinstance(budget.mechanism, NbAFL)
     claimed = budget.mechanism.claimed_release(TABLE["rounds"])
     return epsilon([claimed], 0.01), budget.epsilon_after(TABLE["rounds"])
 
 
-def print_tables(found: dict[str, Tree]) -> None:
-    """Print both tables as Markdown."""
+def spread(rows: list[Tree], key: str) -> str:
+    """Return the mean over the seeds, and the least and the most."""
+    values = [row[key] for row in rows]
+    return f"{mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def print_tuning(found: dict[str, Tree]) -> None:
+    print("| tried | before the final phase | after it |\n|---|---|---|")
+    for name, row in found.items():
+        if name.startswith("tune"):
+            print(f"| {name.removeprefix('tune-')} | {row['before']:.1f} | {row['after']:.1f} |")
+
+
+def print_curve(found: dict[str, Tree]) -> None:
+    local = over_seeds(found, "local-none")
+    if local:
+        print(f"local-only, {len(local)} seeds: {spread(local, 'after')}")
     print("| epsilon | noise | " + " | ".join(METHODS) + " |")
     for budget in (*BUDGETS, None):
         ending = "none" if budget is None else f"{budget:g}"
-        rows = [found.get(f"{method}-{ending}", {}) for method in METHODS]
-        cells = [f"{row['before']:.1f}, {row['after']:.1f}" if row else "" for row in rows]
-        noise = next((f"{row['noise']:.2f}" for row in rows if row.get("noise")), "0")
+        rows = [over_seeds(found, f"{method}-{ending}") for method in METHODS]
+        cells = [f"{spread(own, 'before')}, {spread(own, 'after')}" if own else "" for own in rows]
+        noise = next((f"{own[0]['noise']:.2f}" for own in rows if own and own[0]["noise"]), "0")
         print(f"| {ending} | {noise} | " + " | ".join(cells) + " |")
-    for nominal in NOMINAL:
-        row = found.get("table-none" if nominal is None else f"table-{nominal:g}")
-        if row:
-            costs = (
-                ("-", "-") if nominal is None else tuple(f"{c:,.4g}" for c in true_costs(nominal))
-            )
-            paper = PAPER[nominal]
-            print(f"| {nominal} | {costs[0]} | {costs[1]} | {paper[0]} | {row['before']} "
+
+
+def print_table(found: dict[str, Tree]) -> None:
+    for name in table_runs():
+        if row := found.get(name):
+            ending = name.removeprefix("table-")
+            nominal = float(ending) if ending.isdigit() else None
+            costs = "- | -" if nominal is None else "{:,.4g} | {:,.4g}".format(*true_costs(nominal))
+            paper = ("", "") if ending == "uniform" else PAPER[nominal]
+            print(f"| {ending} | {costs} | {paper[0]} | {row['before']} "
                   f"| {paper[1]} | {row['after']} |")  # fmt: skip
 
 
 def draw(found: dict[str, Tree], path: Path) -> None:
-    """Draw accuracy against epsilon, before the final phase."""
+    """Draw accuracy against epsilon, after the final phase and before it."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for color, method in zip(("C0", "C1", "C2"), METHODS, strict=True):
-        points = [(b, found[f"{method}-{b:g}"]) for b in BUDGETS if f"{method}-{b:g}" in found]
-        axes.plot([b for b, _ in points], [p["before"] for _, p in points], f"{color}o-",
-                  label=method)  # fmt: skip
-        if f"{method}-none" in found:
-            axes.axhline(found[f"{method}-none"]["before"], color=color, linestyle=":", linewidth=1)
-    if "local-none" in found:
-        axes.axhline(found["local-none"]["before"], color="black", linestyle="--",
-                     label="local, which sends nothing")  # fmt: skip
-    axes.set(xscale="log", xlabel="epsilon at delta = 1e-4, one example, against all neighbours",
-             ylabel="test accuracy before the final phase (%)")  # fmt: skip
-    axes.set_xticks(BUDGETS, [f"{budget:g}" for budget in BUDGETS])
-    axes.minorticks_off()
-    axes.legend()
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    titles = {"after": "after the final phase at home", "before": "the model that was shared"}
+    for axes, (key, title) in zip(panels, titles.items(), strict=True):
+        for color, method in zip(("C0", "C1", "C2"), METHODS, strict=True):
+            points = {b: over_seeds(found, f"{method}-{b:g}") for b in BUDGETS}
+            lines = [(b, [row[key] for row in rows]) for b, rows in points.items() if rows]
+            axes.plot(
+                [b for b, _ in lines], [mean(v) for _, v in lines], f"{color}o-", label=method
+            )
+            axes.fill_between([b for b, _ in lines], [min(v) for _, v in lines],
+                              [max(v) for _, v in lines], color=color, alpha=0.2)  # fmt: skip
+            if rows := over_seeds(found, f"{method}-none"):
+                level = mean(row[key] for row in rows)
+                axes.axhline(level, color=color, linestyle=":", linewidth=1)
+        if local := over_seeds(found, "local-none"):
+            axes.axhline(mean(row["after"] for row in local), color="black", linestyle="--",
+                         label="local-only, without noise")  # fmt: skip
+        axes.set(xscale="log", title=title,
+                 xlabel=f"epsilon at delta = {DELTA:g}, against all neighbours")  # fmt: skip
+        axes.set_xticks(BUDGETS, [f"{budget:g}" for budget in BUDGETS])
+        axes.minorticks_off()
+    panels[0].set_ylabel("test accuracy (%)")
+    panels[0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     """Run one part, or draw what is finished."""
+    runs = {"tune": tune_runs, "curve": curve_runs, "table": table_runs}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("curve", "table", "draw"))
+    parser.add_argument("part", choices=(*runs, "draw"))
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
+    parser.add_argument("--most", type=int, help="stop after so many runs")
     arguments = parser.parse_args()
-    runs = {"curve": curve_runs, "table": table_runs}
     if arguments.part in runs:
-        complete(runs[arguments.part](), arguments.out)
+        complete(runs[arguments.part](), arguments.out, arguments.most)
         return
-    found = results({**curve_runs(), **table_runs()}, arguments.out)
+    every = {name: tree for part in runs.values() for name, tree in part().items()}
+    found = results(every, arguments.out)
     (HERE / "privacy").mkdir(exist_ok=True)
     (HERE / "privacy" / "runs.json").write_text(json.dumps(found, indent=1) + "\n")
     draw(found, HERE.parent / "docs" / "images" / "privacy.png")
-    print_tables(found)
+    print_tuning(found)
+    print_curve(found)
+    print_table(found)
 
 
 if __name__ == "__main__":

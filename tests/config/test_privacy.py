@@ -89,6 +89,12 @@ def test_validation_examples_are_refused_with_privacy():
     )
 
 
+def test_scaling_by_the_examples_is_refused_unless_the_whole_client_is_protected():
+    tree = {"method": "fedavg", "data": {"scale": "standard"}}
+    assert "data.scale = 'standard'" in refusal(**tree, privacy={"noise": 1.0})
+    validate({**SMALL, **tree, "privacy": {"noise": 1.0, "unit": "client"}})
+
+
 def test_rate_follows_from_public_numbers_alone():
     tree = {**SMALL, "privacy": {"noise": 1.0}, "training": {"batch": 10}}
     assert build_budget(validate(tree)).mechanism.rate == 0.25

@@ -1,16 +1,22 @@
 """Private methods keep the contract, send no count, and release what their plan says."""
 
+from contextlib import contextmanager
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fedspd.algorithms import METHODS
-from fedspd.algorithms.fedspd_split import FOLDS
+from fedspd.algorithms import METHODS, fedspd_split
+from fedspd.algorithms.fedspd_split import FOLDS, choose_folds
+from fedspd.algorithms.populations import centre_folds
 from fedspd.core.exchange import Neighbourhood
+from fedspd.core.keys import Key
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Mechanism
 from fedspd.engines.simulator import Simulator
 from fedspd.privacy.budget import PlannedRound, Schedule, planned_releases
 from fedspd.privacy.mechanisms import DPSGD, NoisyUpdate
+from fedspd.privacy.randomness import Source
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.testing import CHECKS, Check, Subject
 from fedspd.testing.checks import check_engines_agree
@@ -69,11 +75,84 @@ def test_method_releases_what_its_plan_says(name: str) -> None:
     assert not engine.finish(ROUNDS + 1).releases  # it stays at home
 
 
-def test_first_round_of_all_clusters_is_paid_for_each():
+def test_first_round_of_all_clusters_is_paid_once():
+    """Each example is in one of the clusters; a client is in all of them."""
     algorithm = METHODS["fedspd"](clusters=3, first_round="all", selection="uniform")
     plan = subject_of("fedavg").plan()
     schedule = Schedule.of(algorithm, plan.learner.training, 2, None)
-    assert schedule.rounds == (PlannedRound(4, 3, 0), PlannedRound(2, 1, 0))
+    assert schedule.rounds == (PlannedRound(4, 3, 3, 0), PlannedRound(2, 1, 1, 0))
+    steps = [sum(r.times for r in own) for own in planned_releases(MECHANISM, schedule)]
+    assert steps == [8, 4]
+    updates = [sum(r.times for r in own) for own in planned_releases(NoisyUpdate(1, 1), schedule)]
+    assert updates == [3, 1]
+
+
+# ---- disjoint parts
+
+
+def test_training_on_disjoint_parts_is_paid_once_for_examples_and_each_time_for_clients():
+    for mechanism, updates in ((MECHANISM, 1), (NoisyUpdate(1.0, 1.0), 3)):
+        plan = subject_of("fedavg", mechanism).plan()
+        learner, data = plan.learner, plan.train
+        model_CP = learner.draw(plan.key).repeat(len(data), 1)
+        fold_CE = torch.arange(data.width).expand(len(data), -1) % 3
+        parts = [data.present_CE & (fold_CE == f) for f in range(3)]
+        trained = list(learner.train_parts([model_CP] * 3, data, plan.key.at(2), parts))
+        assert len(trained) == 3
+        assert [len(learner.effort.releases[client]) for client in data.clients] == [updates] * 5
+        with pytest.raises(AssertionError, match="overlap"):
+            next(learner.train_parts([model_CP] * 2, data, plan.key, [data.present_CE] * 2))
+
+
+def test_private_folds_are_drawn_for_each_example_alone():
+    """One example less: the folds of those before it stay, and none is balanced by the others."""
+    plan = subject_of("fedspd-split").plan(counts=[400])
+    fewer = subject_of("fedspd-split").plan(counts=[399])
+    one, two = (choose_folds(p.learner, p.train, Key(3))[0] for p in (plan, fewer))
+    assert torch.equal(one[:, :399], two)
+    assert (one.sum(0) == 1).all()
+    sizes = one.sum(1)
+    assert 60 < int(sizes.min()) <= int(sizes.max()) < 140
+    assert int(sizes.max()) - int(sizes.min()) > 1
+
+
+def test_empty_fold_is_not_told():
+    """Client 1 has one example, so that three of its folds have none: each sends its noise."""
+    plan = subject_of("fedspd-split").plan()
+    runner, seen = BlockRunner(plan), []
+    runner.begin()
+    announced = runner.start_round(1)
+    with patch_centre(seen):
+        runner.advance(Neighbourhood.of(path_graph(), range(5), runner.exchange))
+    assert announced is not None
+    assert seen[0].all()
+
+
+@contextmanager
+def patch_centre(seen: list[torch.Tensor]):
+    """Note which folds count."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def noted(update_CFQ, is_used_CF, data):
+            seen.append(is_used_CF)
+            return centre_folds(update_CFQ, is_used_CF, data)
+
+        patch.setattr(fedspd_split, "centre_folds", noted)
+        yield
+
+
+def test_draws_about_examples_are_secret_at_a_node():
+    """The first assignment, the folds, dropout and augmentation go example by example."""
+    plan = subject_of("fedspd", replace(MECHANISM, source=Source())).plan()
+    first = plan.algorithm.begin(plan.learner, plan.train, plan.key).assignment_CE
+    mechanism = plan.learner.mechanism
+    mechanism.source.secret = b"a" * 32
+    secret = plan.algorithm.begin(plan.learner, plan.train, plan.key).assignment_CE
+    assert not torch.equal(first, secret)
+    assert plan.learner.own_key(plan.key) != plan.key
+    mechanism.source.secret = b"b" * 32
+    other = plan.algorithm.begin(plan.learner, plan.train, plan.key).assignment_CE
+    assert not torch.equal(secret, other)
 
 
 # ---- what is sent

@@ -110,6 +110,9 @@ class FedSPD(Algorithm[State]):
         is_first = self.first_round == "all" and round == self.warmup + 1
         return self.clusters if is_first else 1
 
+    def disjoint_updates(self, round: int) -> int:
+        return self.local_updates(round)
+
     def check_learner(self, learner: Learner) -> None:
         check_score(self.score, "fedspd", learner)
 
@@ -122,7 +125,7 @@ class FedSPD(Algorithm[State]):
         centers_CSP = torch.stack(draws)
         assignment_CE = torch.full((C, data.width), -1)
         for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
-            generator = key.of(client, "assignment").torch()
+            generator = learner.own_key(key.of(client, "assignment")).torch()
             assignment_CE[c, :count] = torch.randint(S, (count,), generator=generator)
         return State(
             centers_CSP,
@@ -185,12 +188,9 @@ class FedSPD(Algorithm[State]):
         self, learner: Learner, state: State, data: Block, chosen_CK: Tensor, key: Key
     ) -> Tensor:
         """Return trained_CKP: the chosen centers after tau epochs on their clusters' examples."""
-        trained = []
-        for k, chosen_C in enumerate(chosen_CK.T):
-            only_CE = state.assignment_CE == chosen_C[:, None]
-            center_CP = pick(state.centers_CSP, chosen_C)
-            trained.append(learner.train(center_CP, data, key.of("train", k), only_CE=only_CE))
-        return torch.stack(trained, 1)
+        centers = (pick(state.centers_CSP, chosen_C) for chosen_C in chosen_CK.T)
+        parts = [state.assignment_CE == chosen_C[:, None] for chosen_C in chosen_CK.T]
+        return torch.stack(list(learner.train_parts(centers, data, key.of("train"), parts)), 1)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         """Blend x_i = sum_s u_is c_is and train it for tau_final epochs on all examples."""

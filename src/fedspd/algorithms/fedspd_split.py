@@ -120,7 +120,10 @@ class FedSPDSplit(Algorithm[State]):
         return int(round > self.warmup)
 
     def local_updates(self, round: int) -> int:
-        return 1 + FOLDS if round == 1 and self.cluster_limit > 1 else 1
+        return 1 + self.disjoint_updates(round)
+
+    def disjoint_updates(self, round: int) -> int:
+        return FOLDS if round == 1 and self.cluster_limit > 1 else 0
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -183,10 +186,12 @@ class FedSPDSplit(Algorithm[State]):
         """Step 2, round 1: clusters are the corners of the cloud of the clients' updates."""
         limit = self.cluster_limit
         count = min(self.clusters - 1 if self.clusters else self.max_clusters, learner.cut.size)
-        fold_CE = split_in_folds(data, FOLDS, key.of("folds"))
-        only_CFE = data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(FOLDS)[:, None])
+        only_CFE = choose_folds(learner, data, key.of("folds"))
         update_CFQ = train_folds(learner, model_CA, only_CFE, data, key)
-        d_CFQ = yield from centre_folds(update_CFQ, only_CFE.any(2), data)
+        is_used_CF = only_CFE.any(2)
+        if learner.mechanism is not None:  # nobody may know that a fold is empty
+            is_used_CF = torch.ones_like(is_used_CF)
+        d_CFQ = yield from centre_folds(update_CFQ, is_used_CF, data)
         V_CMQ = yield from find_directions(d_CFQ, count, data, key.of("directions"))
         clusters_C, spectrum_CM = torch.full((len(data),), self.clusters), state.spectrum_CM
         if not self.clusters:
@@ -390,13 +395,28 @@ class FedSPDSplit(Algorithm[State]):
         return ((count_K + m / classes) / (len(y) + m) * classes).log()
 
 
+def choose_folds(learner: Learner, data: Block, key: Key) -> Tensor:
+    """Return only_CFE: which examples each of the folds has.
+
+    Where examples are private, the fold of each is drawn alone: it depends on no other example.
+    """
+    if learner.mechanism is None:
+        fold_CE = split_in_folds(data, FOLDS, key)
+    else:
+        fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
+        for c, client in enumerate(data.clients):
+            draws = learner.own_key(key.of(client)).torch()
+            fold_CE[c] = torch.randint(FOLDS, (data.width,), generator=draws)
+    return data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(FOLDS)[:, None])
+
+
 def train_folds(
     learner: Learner, model_CA: Tensor, only_CFE: Tensor, data: Block, key: Key
 ) -> Tensor:
     """Return update_CFQ: how the head moves when the model trains on one fold alone."""
     one, updates = learner.split(1), []
-    for f, only_CE in enumerate(only_CFE.unbind(1)):
-        trained_CA = one.train(model_CA, data, key.of("fold", f), only_CE=only_CE)
+    parts = only_CFE.unbind(1)
+    for trained_CA in one.train_parts([model_CA] * len(parts), data, key.of("fold"), parts):
         updates.append(learner.cut.head(one.separate(trained_CA - model_CA)[0]))
     return torch.stack(updates, 1)
 

@@ -11,6 +11,7 @@ from fedspd.config import ExperimentConfig, load, split_arguments, validate
 from fedspd.core.errors import ConfigError
 from fedspd.core.mechanism import Release
 from fedspd.experiment.build import build_budget
+from fedspd.experiment.events import silence_alarm
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.budget import Budget, describe
 from fedspd.privacy.ledger import RunLedger
@@ -83,7 +84,8 @@ def _spent(folder: Path) -> Json:
         f"Privacy: epsilon = {spent:.4g} after {len(rounds)} of {config.rounds} rounds, at delta = "
         f"{config.privacy.delta:g}: the most of a client against all others together."
     )
-    return {"sentences": [sentence], "rounds": rounds, **ledger.as_json()}
+    sentences = [sentence, *silence_alarm(ledger.silent)]
+    return {"sentences": sentences, "rounds": rounds, **ledger.as_json()}
 
 
 def _spent_by_node(run_folder: RunFolder) -> Json:

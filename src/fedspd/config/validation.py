@@ -110,6 +110,12 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
             f"precision = '{config.precision}': not with privacy, which trains example by example; "
             "expected float32. Leave this key out."
         )
+    if config.data.scale != "none" and config.privacy.is_of_examples:
+        raise ConfigError(
+            f"data.scale = '{config.data.scale}': not with privacy, since the mean and the "
+            "deviation of a client's inputs would shape every gradient; expected 'none'. Scale the "
+            "inputs by public numbers beforehand."
+        )
     tables = {
         name: getattr(config, name).model_copy(
             update=private_options(name, method, tree.get(name, {}))

@@ -90,6 +90,10 @@ class Algorithm(ABC, Generic[State]):
         """Return how often a client trains in a round: the calls of `learner.train`."""
         return 1
 
+    def disjoint_updates(self, round: int) -> int:
+        """Return how many of these are by `learner.train_parts`, on disjoint examples."""
+        return 0
+
     def shared_means(self, round: int) -> int:
         """Return how often a client takes `learner.mean_shares` in a round."""
         return 0

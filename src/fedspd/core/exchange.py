@@ -208,10 +208,14 @@ class Neighbourhood:
     def largest(self) -> Tensor:
         """Return each client's offer with the largest first number, its own included.
 
-        Of several such offers, the one with the least second number counts.
+        Of several such offers, the one with the least second number counts. One that is not made
+        counts last.
         """
         offer_NX = self.offers.model_CKP[:, 0]
-        order_N = np.lexsort((offer_NX[:, 1].cpu().numpy(), -offer_NX[:, 0].cpu().numpy()))
+        is_none_N = self.offers.cluster_CK[:, 0].cpu().numpy() == NO_CLUSTER
+        order_N = np.lexsort(
+            (offer_NX[:, 1].cpu().numpy(), -offer_NX[:, 0].cpu().numpy(), is_none_N)
+        )
         rank_N = np.empty(len(order_N), np.int64)
         rank_N[order_N] = np.arange(len(order_N))
         best_C = np.full(self.receiver_H.max(initial=-1) + 1, len(order_N))

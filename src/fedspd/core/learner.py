@@ -190,7 +190,7 @@ class Learner(FlatModule):
                 anchor, pull = anchor_CP[c, : self.weights], float(pull_C[c])
             x, y = data.x[c][rows], data.y[c][rows]
             if self.augmentations:
-                x = augment(x, self.augmentations, key.of(data.clients[c], "augment"))
+                x = augment(x, self.augmentations, self.own_key(key.of(data.clients[c], "augment")))
             about = rates, optimizer, factor_W, count, chosen
             return LocalUpdate(x, y, weight, objective, anchor, pull, *about)
 
@@ -213,6 +213,33 @@ class Learner(FlatModule):
         for c, (client, update) in enumerate(zip(clients, updates, strict=True)):
             trained_CP[c] = self._train_client(model_CP[c], update, key.of(client))
         return trained_CP
+
+    def train_parts(
+        self, models: Iterable[Tensor], data: Block, key: Key, parts: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """Yield every model_CP after training on its part of the examples, a table only_CE.
+
+        No example is in two parts, so that it has one of these local updates to pay for.
+        """
+        assert int(torch.stack(list(parts)).sum(0).max()) <= 1, "the parts overlap"
+        effort, mechanism, paid = self.effort, self.mechanism, []
+        before = effort.releases
+        for k, (model_CP, only_CE) in enumerate(zip(models, parts, strict=True)):
+            effort.releases = defaultdict(list)
+            try:
+                trained_CP = self.train(model_CP, data, key.of(k), only_CE=only_CE)
+            finally:
+                paid.append(effort.releases)
+                effort.releases = before
+            yield trained_CP
+        if mechanism is None:
+            return
+        for client in data.clients:
+            before[client].extend(mechanism.merge_parts([part[client] for part in paid]))
+
+    def own_key(self, key: Key) -> Key:
+        """Return the key of draws that go example by example; a private node's is secret."""
+        return key if self.mechanism is None else self.mechanism.own_key(key)
 
     def mean_shares(self, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key) -> Tensor:
         """Return share_CS, the mean over each client's examples of shares that sum to 1.

@@ -51,3 +51,14 @@ class Mechanism(ABC):
         self, learner: "Learner", share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key
     ) -> Tensor:
         """Return the mean over each client's examples of shares that sum to 1, or before_CS."""
+
+    @abstractmethod
+    def merge_parts(self, parts: Sequence[Sequence[Release]]) -> list[Release]:
+        """Return what local updates of one client on disjoint examples cost together."""
+
+    @abstractmethod
+    def own_key(self, key: Key) -> Key:
+        """Return the key of draws that go example by example, such as the first assignment.
+
+        Such draws shift where an example is missing. At a node nobody else may know them.
+        """

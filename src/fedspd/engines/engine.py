@@ -3,7 +3,7 @@
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,14 @@ class RoundReport:
     seconds   by step, of the slowest block; "total" is the time that passed
     steps     gradient steps of all clients
     releases  what each client released of its examples, if they are private
+    silent    clients whose budget is spent, and how many releases each has sent
     """
 
     traffic: list[Traffic]
     seconds: dict[str, float]
     steps: int
     releases: dict[int, list[Release]]
+    silent: dict[int, int]
 
 
 class Engine(ABC):
@@ -116,7 +118,17 @@ class Engine(ABC):
         if self.plan.learner.mechanism is not None:
             for own in self._all(BlockRunner.take_releases):
                 releases |= own
-        return RoundReport(sent, {**slowest, "total": total}, sum(steps), releases)
+        silent: dict[int, int] = {}
+        if self.plan.limit is not None:
+            for known in self._all(BlockRunner.silent_clients):
+                silent |= known
+        return RoundReport(sent, {**slowest, "total": total}, sum(steps), releases, silent)
+
+    def restore_accounts(
+        self, spent: Sequence[Sequence[Release]], silent: Mapping[int, int]
+    ) -> None:
+        """Take what every client has released, and who sends nothing more, from a ledger."""
+        self._all(BlockRunner.restore_accounts, spent, silent)
 
     @abstractmethod
     def share(self) -> Exchange:

@@ -31,6 +31,7 @@ from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.engines.engine import Answer, failures_as_sentences
+from fedspd.privacy.accounts import Limit
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import GroundTruth, Plan
@@ -183,6 +184,7 @@ class PlanPayload:
     exchange: ExchangeOptions
     validation: StackedBlock | None
     metrics: tuple[str, ...]
+    limit: Limit | None
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanPayload":
@@ -199,6 +201,7 @@ class PlanPayload:
                 old.head,
                 old.precision,
                 old.mechanism,
+                old.augmentations,
             ),
             StackedBlock.of(plan.train),
             StackedBlock.of(plan.test),
@@ -209,13 +212,14 @@ class PlanPayload:
             plan.exchange,
             None if plan.validation is None else StackedBlock.of(plan.validation),
             plan.metrics,
+            plan.limit,
         )
 
     def unpack(self) -> Plan:
         learner, train, test = self.make_learner(), self.train.unpack(), self.test.unpack()
         truth = self.truth, self.distributions, self.key, self.test_truth
         validation = None if self.validation is None else self.validation.unpack()
-        about = self.exchange, validation, self.metrics
+        about = self.exchange, validation, self.metrics, self.limit
         return Plan(self.algorithm, learner, train, test, *truth, *about)
 
 

@@ -76,7 +76,9 @@ def build_experiment(
     _check_clusters(algorithm, train)
     about = federation.distributions, key, test_truth, config.exchange
     metrics = choose_metrics(config, federation.classes)
-    plan = Plan(algorithm, learner, train, test, truth, *about, validation, metrics)
+    budget = build_budget(config)
+    limit = None if budget is None else budget.limit
+    plan = Plan(algorithm, learner, train, test, truth, *about, validation, metrics, limit)
     clients = range(config.clients)
     held_out = range(config.clients, config.clients + config.holdout_clients)
     newcomers = plan.select_clients(held_out) if held_out else None

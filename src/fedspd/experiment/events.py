@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -164,6 +164,17 @@ def _disagreement(clusters_C: NDArray[np.int64]) -> str:
     counts = zip(*np.unique(clusters_C, return_counts=True), strict=True)
     listed = ", ".join(f"{count} found {clusters}" for clusters, count in counts)
     return f"The clients found different numbers of clusters: {listed}."
+
+
+def silence_alarm(silent: Iterable[int]) -> list[str]:
+    """Return a sentence about clients whose privacy budget is spent, if there are any."""
+    clients = np.array(sorted(silent))
+    if not len(clients):
+        return []
+    return [
+        f"The privacy budget is spent at clients {_listed(clients)}: they send nothing more, and "
+        "go on listening and training."
+    ]
 
 
 def _listed(clients: NDArray[np.int64]) -> str:

@@ -23,7 +23,13 @@ from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
 from fedspd.experiment.documents import about, check_same, documents, extend
-from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
+from fedspd.experiment.events import (
+    divergence_advice,
+    metrics_fields,
+    round_event,
+    silence_alarm,
+    summary,
+)
 from fedspd.experiment.frames import as_frame, html_table, overview
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
@@ -240,6 +246,7 @@ class _Training:
     def _restore_ledger(self) -> None:
         if self.ledger is not None:
             self.ledger.restore(self.run_folder.events())
+            self.engine.restore_accounts(self.ledger.releases, self.ledger.silent)
 
     def _complete_from(self, done: "Progress") -> None:
         if not done.is_final:
@@ -283,9 +290,12 @@ class _Training:
         rate = self.experiment.plan.learner.training.rate(t)
         event = round_event(t, rate, report, measures, divergence_advice(config))
         if self.ledger is not None:
+            was_silent, report_of = set(self.ledger.silent), (report.releases, report.traffic)
             is_public = self.experiment.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS
-            entry = round_entry(report.releases, report.traffic, graph, is_public)
+            entry = round_entry(*report_of, graph, is_public, report.silent, was_silent)
             event["privacy"] = self.ledger.add_round(entry)
+            if found := silence_alarm(set(report.silent) - was_silent):
+                event["alarms"] = [*event.get("alarms", ()), *found]
         if config.topology.remove:
             event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
         return event
@@ -303,7 +313,9 @@ class _Training:
             about["newcomers"] = self._newcomers(t)
         report = self.engine.finish(t)
         event = round_event(t, None, report, self.engine.measure(), divergence_advice(config))
-        event["alarms"] += self._warnings()
+        event["alarms"] += self._warnings() + silence_alarm(
+            self.ledger.silent if self.ledger else ()
+        )
         notify(self.callbacks, {**event, "event": "final", **about})
         self._save(Progress(t, is_final=True, stopped=done.stopped))
 

@@ -8,6 +8,7 @@ from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.learner import TrainingOptions
 from fedspd.core.mechanism import Release
 from fedspd.privacy.accountant import epsilon, noise_for
+from fedspd.privacy.accounts import Limit
 from fedspd.privacy.mechanisms import DPSGD, NbAFL, NoisyUpdate
 from fedspd.privacy.options import USUAL_EXAMPLES, PrivacyOptions
 
@@ -15,11 +16,22 @@ AnyMechanism = DPSGD | NoisyUpdate | NbAFL
 
 
 class PlannedRound(NamedTuple):
-    """What a round does with a client's examples."""
+    """What a round does with a client's examples.
+
+    updates   local updates, each of so many epochs
+    parts     how many of these are on disjoint examples
+    means     means of shares
+    """
 
     epochs: int
     updates: int
+    parts: int
     means: int
+
+    @property
+    def updates_of_an_example(self) -> int:
+        """The local updates that one example can be in."""
+        return self.updates - max(0, self.parts - 1)
 
 
 class Schedule(NamedTuple):
@@ -40,7 +52,10 @@ class Schedule(NamedTuple):
     ) -> "Schedule":
         planned = (
             PlannedRound(
-                len(training.rates(t)), algorithm.local_updates(t), algorithm.shared_means(t)
+                len(training.rates(t)),
+                algorithm.local_updates(t),
+                algorithm.disjoint_updates(t),
+                algorithm.shared_means(t),
             )
             for t in range(1, rounds + 1)
         )
@@ -56,9 +71,12 @@ class Budget:
     rounds: list[list[Release]]
 
     @property
-    def limit(self) -> float | None:
+    def limit(self) -> Limit | None:
         """The epsilon that no client may exceed; None: there is no such promise."""
-        return self.options.epsilon if self.options.mechanism == "gaussian" else None
+        options = self.options
+        if options.epsilon is None or options.mechanism != "gaussian":
+            return None
+        return Limit(options.epsilon, options.delta)
 
     def epsilon_after(self, rounds: int) -> float:
         """Return the epsilon of the first rounds."""
@@ -104,7 +122,8 @@ def planned_releases(mechanism: DPSGD | NoisyUpdate, schedule: Schedule) -> list
     if isinstance(mechanism, NoisyUpdate):
         return [[Release(mechanism.noise, 1.0, r.updates)] for r in schedule.rounds]
     return [
-        [mechanism.update_release(r.epochs)] * r.updates + [mechanism.mean_release()] * r.means
+        [mechanism.update_release(r.epochs)] * r.updates_of_an_example
+        + [mechanism.mean_release()] * r.means
         for r in schedule.rounds
     ]
 

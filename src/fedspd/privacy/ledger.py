@@ -5,7 +5,8 @@ every release of its sender up to round t, also of those in rounds that were not
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class RunLedger:
         self.releases: list[list[Release]] = [[] for _ in range(self.clients)]
         self.received: dict[Pair, int] = {}  # the sender's first releases that the receiver knows
         self.sent = [0] * self.clients  # the first releases that anyone knows
+        self.silent: dict[int, int] = {}  # clients that send nothing more: the releases before
         for event in events:
             if "privacy" in event:
                 self.record(event["privacy"])
@@ -42,9 +44,10 @@ class RunLedger:
             own = Release(release["noise"], release["rate"], release["times"])
             for client in range(self.clients) if release["clients"] is None else release["clients"]:
                 self.releases[client].append(own)
+        self.silent |= dict(map(tuple, entry.get("silent", ())))
         for sender, receiver in entry["received"]:
-            self.received[sender, receiver] = len(self.releases[sender])
-            self.sent[sender] = len(self.releases[sender])
+            known = self.silent.get(sender, len(self.releases[sender]))
+            self.received[sender, receiver] = self.sent[sender] = known
 
     def add_round(self, entry: Json) -> Json:
         """Add a round, and return its entry with every client's epsilon against all neighbours."""
@@ -69,6 +72,7 @@ class RunLedger:
             "delta": self.delta,
             "all": [round(self.against_all(c), 6) for c in range(self.clients)],
             "neighbours": [[i, j, round(self.against(i, j), 6)] for i, j in pairs],
+            "silent": sorted(self.silent),
         }
 
 
@@ -77,14 +81,21 @@ def round_entry(
     traffic: Sequence[Traffic],
     graph: Graph,
     is_public: bool,
+    silent: Mapping[int, int] = MappingProxyType({}),
+    was_silent: Collection[int] = (),
 ) -> Json:
     """Return what a round released and who received it.
 
-    is_public   whether announcements follow from public things alone; if not, they count as models
+    is_public    whether announcements follow from public things alone; if not, they count as models
+    silent       clients whose budget is spent after the round, and the releases before
+    was_silent   those whose budget was spent before the round: they told nothing
     """
+    received = _receivers(traffic, graph, is_public)
+    told = np.compress(~np.isin(received[:, 0], list(was_silent)), received, axis=0)
     return {
         "releases": _merge(releases, graph.clients),
-        "received": _receivers(traffic, graph, is_public).tolist(),
+        "received": told.tolist(),
+        **({"silent": sorted(silent.items())} if silent else {}),
     }
 
 

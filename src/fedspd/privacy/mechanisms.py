@@ -83,7 +83,7 @@ class DPSGD(Mechanism):
         descent = Descent(update.optimizer, [model_P[: learner.weights]], [sum_W])
         anchors = [] if update.anchor_W is None else [update.anchor_W]
         draws = self.source.draws(key.of("private"))
-        with keyed_randomness(key.of("dropout"), learner.device):
+        with keyed_randomness(self.own_key(key.of("dropout")), learner.device):
             for rate, rows in self._batches(update, draws):
                 sum_W.copy_(gradients.clipped_sum(model_P, update, rows, self.clip))
                 if self.noise:
@@ -118,6 +118,13 @@ class DPSGD(Mechanism):
         sum_CS = torch.where(before_CS > 0, sum_CS, 0).clamp(min=0)
         total_C1 = sum_CS.sum(1, keepdim=True)
         return torch.where(total_C1 > 0, sum_CS / total_C1, before_CS)
+
+    def merge_parts(self, parts: Sequence[Sequence[Release]]) -> list[Release]:
+        """Return the costliest part: an example is in one of them (parallel composition)."""
+        return list(max(parts, key=lambda own: sum(release.times for release in own)))
+
+    def own_key(self, key: Key) -> Key:
+        return self.source.own_key(key)
 
 
 def steps_per_epoch(rate: float) -> int:
@@ -160,6 +167,13 @@ class UpdateMechanism(Mechanism):
     ) -> Tensor:
         """Return the mixture as it was: a mean over one client's few shares cannot be paid for."""
         return before_CS
+
+    def merge_parts(self, parts: Sequence[Sequence[Release]]) -> list[Release]:
+        """Return all of them: the client is in every part."""
+        return [release for own in parts for release in own]
+
+    def own_key(self, key: Key) -> Key:
+        return self.source.own_key(key)
 
 
 @dataclass(frozen=True)

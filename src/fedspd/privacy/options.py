@@ -70,6 +70,11 @@ class PrivacyOptions(Options):
         """Whether anything is private."""
         return self.epsilon is not None or self.noise is not None
 
+    @property
+    def is_of_examples(self) -> bool:
+        """Whether each example is protected through its own gradient, not the whole update."""
+        return self.unit == "example" and self.mechanism == "gaussian"
+
     def sampling_rate(self, batch: int, examples: int | None) -> float:
         """Return the chance of an example to be in a batch; it must not follow from the data."""
         return self.rate or min(1.0, batch / (examples or USUAL_EXAMPLES))

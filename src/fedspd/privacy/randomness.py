@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -62,6 +63,12 @@ class Source:
 
     def __init__(self) -> None:
         self.secret: bytes | None = None
+
+    def own_key(self, key: Key) -> Key:
+        """Return the key for other draws about examples, which nobody else must know."""
+        if self.secret is None:
+            return key
+        return replace(key, seed=int.from_bytes(hashlib.sha3_256(self.secret).digest(), "little"))
 
     def draws(self, key: Key) -> Draws:
         """Return the stream of a key."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from fedspd.core.contract import (
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.mechanism import Release
 from fedspd.core.metrics import CenterMoments, score
+from fedspd.privacy.accounts import Accounts
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
 from fedspd.runtime.plan import Plan
+from fedspd.runtime.silence import Withheld, restore_own, withhold
 from fedspd.storage.checkpoint import read_rows, write_part
 
 BEST = "best:"  # before the names of the best round's tables in a checkpoint
@@ -37,7 +39,8 @@ class BlockRunner:
     """The state of a block's clients, and the steps that change it.
 
     A round is `start_round`, then `advance` with the answer to every exchange. The caller carries
-    the models: the runner does not know how.
+    the models: the runner does not know how. With private examples, what is offered is paid for
+    first, and a client whose budget is spent offers nothing.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -46,6 +49,9 @@ class BlockRunner:
         self.best: Any = None  # the state of the best round, if there are validation examples
         self._round: Round[Any] | None = None
         self._exchange: Exchange | None = None
+        self._withheld: Withheld | None = None  # of the exchange, by clients that are silent
+        self.accounts = Accounts(plan.limit)
+        self._releases: dict[int, list[Release]] = {}  # since they were last taken
 
     def begin(self) -> None:
         """Take the state before round 1."""
@@ -89,23 +95,42 @@ class BlockRunner:
         """Answer the exchange and run the round up to its next one; None: the round is over."""
         method = self._round
         assert method is not None
+        if neighbourhood is not None and self._withheld is not None:
+            neighbourhood = restore_own(neighbourhood, self._withheld)
         try:
             asked = next(method) if neighbourhood is None else method.send(neighbourhood)
         except StopIteration as end:
+            self._pay()
             self.state, self._round, self._exchange = self._checked("round", end.value), None, None
             return None
         offered = check_exchange(self.plan.algorithm, asked, self.plan.clients)
-        offered = self._without_counts(offered)
-        self._exchange = self.plan.exchange.round(offered)  # once, for every engine and peer
-        return Announcements.of(self._exchange)
+        self._pay()
+        self._offer(self.plan.exchange.round(offered))  # once, for every engine and peer
+        return Announcements.of(self.exchange)
 
     def share(self) -> Announcements:
         """Offer what newcomers may have, as an exchange that is never answered."""
         cluster_CK, model_CKP = self.plan.algorithm.share(self.state)
         weight_CK = self.plan.train.counts_C[:, None].expand_as(cluster_CK)
-        offered = Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK)
-        self._exchange = self._without_counts(offered)
-        return Announcements.of(self._exchange)
+        self._offer(Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK))
+        return Announcements.of(self.exchange)
+
+    def _pay(self) -> None:
+        """Pay for what private training has released since the last payment."""
+        released = self.plan.learner.effort.releases
+        for client in self.plan.train.clients if self.plan.learner.mechanism else ():
+            own = released.pop(client, [])
+            self.accounts.pay(client, own)
+            self._releases.setdefault(client, []).extend(own)
+
+    def _offer(self, offered: Exchange) -> None:
+        """Keep an exchange as it is sent: without counts, and without silent clients."""
+        offered, clients = self._without_counts(offered), list(self.plan.train.clients)
+        rows = [c for c, client in enumerate(clients) if self.accounts.is_silent(client)]
+        self._withheld = Withheld.of(offered, rows, clients) if rows else None
+        if rows:
+            offered = withhold(offered, rows, self.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS)
+        self._exchange = offered
 
     def _without_counts(self, exchange: Exchange) -> Exchange:
         """Return the exchange with weights of 1 if examples are private: no count is sent."""
@@ -115,9 +140,15 @@ class BlockRunner:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange that waits for its answer."""
+        """The exchange that waits for its answer, as it is sent."""
         assert self._exchange is not None
         return self._exchange
+
+    @property
+    def own_models(self) -> Tensor:
+        """model_KP of the only client, also if it sends nothing."""
+        made = self.exchange if self._withheld is None else self._withheld.offers
+        return made.model_CKP[0]
 
     def finish(self, round: int) -> None:
         """Take the state after the final phase."""
@@ -235,10 +266,18 @@ class BlockRunner:
 
     def take_releases(self) -> dict[int, list[Release]]:
         """Return what each client released of its examples since the last call."""
-        releases = self.plan.learner.effort.releases
-        taken = dict(releases)
-        releases.clear()
-        return taken
+        taken, self._releases = self._releases, {}
+        return {client: own for client, own in taken.items() if own}
+
+    def silent_clients(self) -> dict[int, int]:
+        """Return the clients that send nothing more, and how many releases each has sent."""
+        return dict(self.accounts.silent)
+
+    def restore_accounts(
+        self, spent: Sequence[Sequence[Release]], silent: Mapping[int, int]
+    ) -> None:
+        """Take what all clients of the network have released from the ledger of a run."""
+        self.accounts.restore(spent, silent)
 
     def digests(self) -> list[str]:
         """Return a hash of every client's state."""

@@ -11,6 +11,7 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.privacy.accounts import Limit
 
 GroundTruth = list[NDArray[np.int64]]  # per client, the true distribution of every example
 
@@ -25,6 +26,7 @@ class Plan:
     exchange        how models travel
     validation      examples that are set aside to choose the best round; None: there are none
     metrics         names of the scores beside accuracy
+    limit           the privacy budget of every client; None: there is none
     """
 
     algorithm: AnyAlgorithm
@@ -38,6 +40,7 @@ class Plan:
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
     validation: Block | None = None
     metrics: tuple[str, ...] = ()
+    limit: Limit | None = None
 
     def __post_init__(self) -> None:
         self.algorithm.check_learner(self.learner)

@@ -20,7 +20,7 @@ from fedspd.engines.simulator import Simulator
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.privacy.accountant import epsilon
-from fedspd.privacy.budget import Budget
+from fedspd.privacy.budget import Budget, Schedule, planned_releases
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.privacy.options import PrivacyOptions
 from fedspd.privacy.randomness import Source
@@ -51,8 +51,14 @@ def runner_of(method: str = "fedavg", client: int = 0, **options: object) -> Blo
 class Node:
     """A node without a network: it sends its offers into a file, and hears itself alone."""
 
-    def __init__(self, folder: Path, options: PrivacyOptions = NO_LIMIT) -> None:
-        self.folder, self.runner = folder, runner_of()
+    def __init__(
+        self,
+        folder: Path,
+        options: PrivacyOptions = NO_LIMIT,
+        method: str = "fedavg",
+        **own: object,
+    ) -> None:
+        self.folder, self.runner = folder, runner_of(method, **own)
         self.journal = Journal(folder / "state", OWNER)
         self.privacy = NodePrivacy(self.journal, self.runner, budget_of(options))
 
@@ -64,22 +70,27 @@ class Node:
 
     def run(self, step: Callable[[], None] = lambda: None) -> None:
         """Run all rounds as a peer does; `step` is called after every effect on the disk."""
+        write = self.privacy._write
+
+        def write_and_step() -> None:
+            write()
+            step()
+
+        self.privacy._write = write_and_step
         done = self.journal.restore(self.runner, False)
         for t in range(done + 1, ROUNDS + 1):
             self.privacy.begin_round(t)
-            self.runner.start_round(t)
+            announced = self.runner.start_round(t)
             step()
-            exchange = self.runner.exchange
-            self.privacy.pay(t)
-            step()
-            outgoing = self.privacy.outgoing(exchange)
-            if (outgoing.cluster_CK != NO_CLUSTER).all():
-                self.privacy.record_receiver("n1")
-                step()
-                self.send(t, outgoing.model_CKP)
-            step()
-            self.runner.advance(Neighbourhood.of(Graph.from_edges(1, []), [0], exchange))
-            self.privacy.settle(t)
+            while announced is not None:
+                exchange = self.runner.exchange
+                if (exchange.cluster_CK != NO_CLUSTER).all():
+                    self.privacy.record_receiver("n1")
+                    self.send(t, exchange.model_CKP)
+                    step()
+                answer = Neighbourhood.of(Graph.from_edges(1, []), [0], exchange)
+                announced = self.runner.advance(answer)
+            self.privacy.keep_shared()
             step()
             self.journal.commit(self.runner, t, {"seconds": {"total": 0.1}}, False)
             step()
@@ -155,7 +166,6 @@ def test_another_state_gets_other_noise_and_is_paid_again(tmp_path):
         node.runner.state = replace(state, model_CP=state.model_CP + shift)
         node.privacy.begin_round(1)
         node.runner.start_round(1)
-        node.privacy.pay(1)
         node.runner.state = state
     assert len({release["id"] for release in node.privacy.ledger["releases"]}) == 2
     node.journal.close()
@@ -181,13 +191,27 @@ def test_node_is_silent_once_its_budget_is_spent_and_shares_no_unpaid_model(tmp_
     report = node.privacy.report()
     assert report["silent"]
     assert report["epsilon"] <= two_rounds + 1e-6
-    assert node.privacy.shared is not None  # of round 2
+    with pytest.raises(RejectedError, match="nothing to share"):
+        node.privacy.offer_to_newcomer("n9")
     again = Node(tmp_path, PrivacyOptions(epsilon=two_rounds + 1e-6))
     again.journal.restore(again.runner, False)
     again.privacy.keep_shared()
     with pytest.raises(RejectedError, match="nothing to share"):
         again.privacy.offer_to_newcomer("n9")
     again.journal.close()
+
+
+def test_node_pays_for_every_exchange_of_a_round(tmp_path):
+    """FedSPD-Split trains its folds between two exchanges of round 1."""
+    node = Node(tmp_path, method="fedspd-split", warmup=1, final_epochs=0, prior=False)
+    plan = node.runner.plan
+    schedule = Schedule.of(plan.algorithm, plan.learner.training, ROUNDS, None)
+    planned = planned_releases(MECHANISM, schedule)
+    node.run()
+    for t in range(1, ROUNDS + 1):
+        entries = [e for e in node.privacy.ledger["releases"] if e["round"] == t]
+        spent = [tuple(release) for entry in entries for release in entry["spent"]]
+        assert sorted(spent) == sorted(planned[t - 1])
 
 
 def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):

@@ -154,8 +154,6 @@ class Peer:
         announcements = await asyncio.to_thread(self.runner.start_round, t)
         while announcements is not None:
             before, exchange = time.perf_counter(), self.runner.exchange
-            if self.privacy is not None:
-                self.privacy.pay(t)
             answers = await self.protocol.run_exchange(ExchangeId(t, self._exchanges), exchange)
             waited += time.perf_counter() - before
             self._exchanges += 1
@@ -176,6 +174,8 @@ class Peer:
         loss = await asyncio.to_thread(own_loss, self.runner)
         was_finite = is_finite(self.runner)
         self.runner.state = before
+        if self.privacy is not None:
+            self.privacy.begin_round(t)  # the same noise, which is paid for
         announcements = await asyncio.to_thread(self.runner.start_round, t)
         while announcements is not None:
             alone = self._build_neighbourhood(self.runner.exchange, {})
@@ -213,7 +213,7 @@ class Peer:
             "deadline": round(self.detector.deadline(), 3),
         }
         if self.privacy is not None:
-            self.privacy.settle(t)
+            self.privacy.keep_shared()
             about["privacy"] = self.privacy.report()
         is_evaluated = t % self.context.evaluate_every == 0 or t == self.context.rounds
         await asyncio.to_thread(self.journal.commit, self.runner, t, about, is_evaluated)
@@ -262,6 +262,8 @@ class Peer:
         t = self.detector.confirmed_round()
         rule = self.context.rule if self.context.rule in ROBUST else "uniform"
         neighbourhood = build_neighbourhood(self.context.client, blank, answers, len(answers), rule)
+        if self.privacy is not None:
+            self.privacy.begin_join(neighbourhood)
         await asyncio.to_thread(self.runner.join, neighbourhood, t)
         log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
 

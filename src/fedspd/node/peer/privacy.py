@@ -10,18 +10,18 @@ import hashlib
 import logging
 import os
 import secrets
-from dataclasses import replace
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fedspd.core.errors import RejectedError, StorageError
-from fedspd.core.exchange import Exchange
-from fedspd.core.ledger import NO_CLUSTER
+from fedspd.core.exchange import Neighbourhood
 from fedspd.core.mechanism import Release
 from fedspd.node.peer.journal import Journal, fingerprint
 from fedspd.privacy.accountant import epsilon
+from fedspd.privacy.accounts import Accounts
 from fedspd.privacy.budget import AnyMechanism, Budget
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
@@ -32,11 +32,16 @@ LEDGER, SECRET = "privacy.json", "privacy.key"  # in the journal
 SECRET_BYTES = 32
 
 
-class NodePrivacy:
-    """What this node has released of its examples, and which neighbour knows of how much."""
+class NodePrivacy(Accounts):
+    """What this node has released of its examples, and which neighbour knows of how much.
+
+    The runner pays into it while it computes, and the protocol records receivers meanwhile.
+    """
 
     def __init__(self, journal: Journal, runner: BlockRunner, budget: Budget) -> None:
+        super().__init__(budget.limit)
         self.journal, self.runner, self.budget = journal, runner, budget
+        self._lock = threading.Lock()
         self.client = int(runner.plan.train.clients[0])
         mechanism = runner.plan.learner.mechanism
         assert isinstance(mechanism, AnyMechanism)
@@ -46,8 +51,9 @@ class NodePrivacy:
         self.shared: tuple[Tensor, Tensor] | None = None  # what newcomers may have
         self._secret = _read_secret(journal.run_folder.folder / SECRET)
         self._context = hashlib.sha256(data["sha256"].encode()).digest()
-        self._round_id = ""
+        self._round, self._round_id, self._payments = 0, "start", 0
         self._use_secret("start")
+        runner.accounts = self
 
     def _open(self, data: Json) -> Json:
         """Return the ledger of the journal, or a new one; never forget what was spent."""
@@ -81,56 +87,60 @@ class NodePrivacy:
 
     def begin_round(self, round: int) -> None:
         """Choose the noise of a round, by the state that it starts from."""
+        self._round, self._payments = round, 0
         self._round_id = f"{round}-{self.runner.digests()[0]}"
         self._use_secret(self._round_id)
 
-    def pay(self, round: int, part: str = "") -> None:
-        """Write what was released since the last call, before it is sent.
+    def begin_join(self, neighbourhood: Neighbourhood) -> None:
+        """Choose the noise of a newcomer's first state, by the models that it received."""
+        models = neighbourhood.offers.model_CKP.detach().cpu().contiguous().numpy()
+        self._use_secret(f"join-{hashlib.sha256(models.tobytes()).hexdigest()}")
 
+    def pay(self, client: int, releases: Sequence[Release]) -> None:
+        """Write what was released since the last payment, before it is sent.
+
+        The payments of a round are numbered: one that a restart repeats is in the ledger already.
         Releases beyond the budget make the node silent: what it trains from now on stays at home.
         """
-        spent = self.runner.take_releases().get(self.client, [])
-        name = self._round_id + part
-        known = {release["id"] for release in self.ledger["releases"]}
-        if not spent or name in known:
+        name = f"{self._round_id}-{self._payments}"
+        self._payments += 1
+        if not releases:
             return
-        entry = {"id": name, "round": round, "spent": [list(release) for release in spent]}
-        self.ledger["releases"].append(entry)
-        limit, count = self.budget.limit, len(self.ledger["releases"])
-        if not self.ledger["silent"] and limit is not None and self.epsilon(count) > limit:
-            self.ledger["silent"] = True
-            log.warning(
-                "privacy budget spent: round=%d epsilon=%g spent=%.4g; this node sends nothing "
-                "more, and goes on listening",
-                round,
-                limit,
-                self.epsilon(self.ledger["sendable"]),
+        with self._lock:
+            entries = self.ledger["releases"]
+            if name in {entry["id"] for entry in entries}:
+                return
+            spent = [list(release) for release in releases]
+            entries.append({"id": name, "round": self._round, "spent": spent})
+            is_beyond = self.limit is not None and not self.limit.permits(
+                self._releases(len(entries))
             )
-        if not self.ledger["silent"]:
-            self.ledger["sendable"] = count
-        self._write()
+            if is_beyond and not self.ledger["silent"]:
+                self.ledger["silent"] = True
+                self._warn()
+            if not self.ledger["silent"]:
+                self.ledger["sendable"] = len(entries)
+            self._write()
 
-    def outgoing(self, exchange: Exchange) -> Exchange:
-        """Return what of an exchange may be sent: all, or nothing but what the node wants."""
-        if not self.ledger["silent"]:
-            return exchange
-        note_C = None if exchange.note_C is None else torch.zeros_like(exchange.note_C)
-        return replace(
-            exchange,
-            cluster_CK=torch.full_like(exchange.cluster_CK, NO_CLUSTER),
-            model_CKP=torch.zeros_like(exchange.model_CKP),
-            note_C=note_C,
+    def _warn(self) -> None:
+        assert self.limit is not None
+        log.warning(
+            "privacy budget spent: round=%d epsilon=%g spent=%.4g; this node sends nothing more, "
+            "and goes on listening and training",
+            self._round,
+            self.limit.epsilon,
+            self.epsilon(self.ledger["sendable"]),
         )
 
-    def settle(self, round: int) -> None:
-        """Pay for the end of a round, and keep what newcomers may have of it."""
-        self.pay(round, "-end")
-        self.keep_shared()
+    def is_silent(self, client: int) -> bool:
+        return bool(self.ledger["silent"])
 
     def keep_shared(self) -> None:
         """Keep what newcomers may have: the state is paid for, and not yet fine-tuned at home."""
         is_final = self.journal.last.get("event") == "final"
-        if self.runner.state is not None and not is_final and not self.ledger["silent"]:
+        if self.ledger["silent"]:
+            self.shared = None
+        elif self.runner.state is not None and not is_final:
             cluster_CK, model_CKP = self.runner.plan.algorithm.share(self.runner.state)
             self.shared = cluster_CK.clone(), model_CKP.clone()
 
@@ -138,10 +148,11 @@ class NodePrivacy:
 
     def record_receiver(self, neighbour: str) -> None:
         """Write, before something is sent, that a neighbour knows of all releases so far."""
-        known = self.ledger["received"].get(neighbour, 0)
-        if known < self.ledger["sendable"]:
-            self.ledger["received"][neighbour] = self.ledger["sendable"]
-            self._write()
+        with self._lock:
+            known = self.ledger["received"].get(neighbour, 0)
+            if known < self.ledger["sendable"]:
+                self.ledger["received"][neighbour] = self.ledger["sendable"]
+                self._write()
 
     def record_announcement(self, neighbour: str) -> None:
         """Write that a neighbour is told something, unless it follows from public things alone."""
@@ -158,17 +169,19 @@ class NodePrivacy:
     # ---- the cost
 
     def epsilon(self, known: int) -> float:
-        """Return the epsilon of the first releases."""
+        """Return the epsilon of the first payments."""
+        return epsilon(self._releases(known), self.budget.options.delta)
+
+    def _releases(self, known: int) -> list[Release]:
         paid = self.ledger["releases"][:known]
-        spent = (Release(*release) for entry in paid for release in entry["spent"])
-        return epsilon(spent, self.budget.options.delta)
+        return [Release(*release) for entry in paid for release in entry["spent"]]
 
     def report(self) -> Json:
         """Return the node's epsilon against all neighbours together, and against each."""
         received = self.ledger["received"]
         return {
             "delta": self.budget.options.delta,
-            "budget": self.budget.limit,
+            "budget": None if self.limit is None else self.limit.epsilon,
             "epsilon": round(self.epsilon(max(received.values(), default=0)), 6),
             "neighbours": {name: round(self.epsilon(n), 6) for name, n in sorted(received.items())},
             "silent": self.ledger["silent"],

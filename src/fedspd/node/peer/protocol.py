@@ -14,6 +14,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from fedspd.core.errors import (
     MalformedError,
     RefusedError,
@@ -189,13 +191,12 @@ class ExchangeProtocol:
 
     async def run_exchange(self, exchange_id: ExchangeId, exchange: Exchange) -> dict[str, Answer]:
         """Return the answers by neighbour, without those that are silent past the deadline."""
-        outgoing = exchange if self.privacy is None else self.privacy.outgoing(exchange)
-        self.current, self.offers[exchange_id] = exchange_id, outgoing
+        self.current, self.offers[exchange_id] = exchange_id, exchange
         for oldest in sorted(self.offers)[:-OFFERED_EXCHANGES]:
             del self.offers[oldest]
         neighbours, started = self.detector.neighbours, self.clock()
         rule = self.context.rule
-        announcement = build_announcement(exchange_id, outgoing, len(neighbours), rule)
+        announcement = build_announcement(exchange_id, exchange, len(neighbours), rule)
         announcing = {name: self._spawn(self._announce(name, announcement)) for name in neighbours}
         receiving = {
             name: self._spawn(self._receive(name, exchange_id, exchange)) for name in neighbours
@@ -254,7 +255,7 @@ class ExchangeProtocol:
             problem = f"offers a newcomer the clusters {list(offer.clusters)}"
             self._record_error(name, MalformedError(f"{problem}; expected {list(clusters)}."))
             return None
-        if offer is not None and self._refuses(name, blank, offer):
+        if offer is not None and self._refuses(name, blank.model_CKP[0], offer, blank.is_model):
             return None
         return offer
 
@@ -299,15 +300,15 @@ class ExchangeProtocol:
             offer = await self._retry(
                 name, lambda: self.transport.fetch(name, request, self.timeouts.max_deadline)
             )
-        if offer is None or self._refuses(name, exchange, offer):
+        if offer is None or self._refuses(name, self.runner.own_models, offer, exchange.is_model):
             return None
         client = self.detector.neighbours[name].client
         announcement = self._limit_weights(announcement)
         return Received(Answer(client, announcement, offer), self.clock() - started)
 
-    def _refuses(self, name: str, exchange: Exchange, offer: Offer) -> bool:
+    def _refuses(self, name: str, own_KP: Tensor, offer: Offer, is_model: bool) -> bool:
         """Return whether a neighbour's vectors are far beyond one's own, and say so."""
-        excess = find_excess(exchange.model_CKP[0], offer.model_KP, exchange.is_model)
+        excess = find_excess(own_KP, offer.model_KP, is_model)
         if excess is None:
             return False
         self.refused[name] += 1
