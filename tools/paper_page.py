@@ -92,8 +92,10 @@ def _section(experiment: PaperExperiment, records: Records) -> Iterator[str]:
     for table in tables:
         yield f"`fedspd paper {experiment.name} --scale {table.scale} --out experiments/paper`"
         yield pages.to_markdown(table).strip()
-    for spec in own.figures if _is_drawn(experiment, records) else []:
-        yield f"![{spec.caption}](images/paper-{experiment.name}-{spec.name}.png)"
+    drawn = figures_of(experiment, records)
+    for spec in own.figures:
+        if (name := f"paper-{experiment.name}-{spec.name}") in drawn:
+            yield f"![{spec.caption}](images/{name}.png)"
 
 
 def _is_drawn(experiment: PaperExperiment, records: Records) -> bool:

@@ -11,11 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedspd.cli.main import execute
-from fedspd.paper.definition import experiment_names
+from fedspd.paper.definition import experiment_names, load_experiment
+from fedspd.paper.hours import hours_of
+from fedspd.storage.atomic import read_json
 
 pytestmark = pytest.mark.usefixtures("here")
+NAMES = [*experiment_names(), "theory"]
 TINY = ["--scale", "tiny", "--out", "p", "--workers", "1"]
 QUICK = {"mnist-100", "table-communication"}
 ALL = [
@@ -76,15 +80,58 @@ def test_paper_runs_every_experiment_at_the_tiny_scale(name, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["missing"] == {}
 
 
-def test_paper_lists_experiments_with_hours_at_each_scale(capsys, monkeypatch):
+@pytest.fixture
+def timed(monkeypatch):
+    """Let a gradient step take ten milliseconds, and the theory an hour."""
     monkeypatch.setattr("fedspd.paper.hours.step_seconds", lambda config: 0.01)
+    monkeypatch.setattr("fedspd.paper.theory_report.estimate_hours", lambda scale: 1.0)
+
+
+def test_paper_lists_experiments_with_hours_at_each_scale(capsys, timed):
     assert execute(["paper", "--json", "--workers", "2"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["experiments"]}
     hours = rows["table-topology"]["hours"]
-    # 15 cells x 5 seeds x 50 clients x 12 batches x (5 x 151 + 10) epochs
-    assert hours["paper"] == pytest.approx(15 * 5 * 50 * 12 * 765 * 0.01 / 2 / 3600)
+    # 15 cells x 5 seeds x 50 clients, 12 batches; (5 x 151 + 10) epochs with gradients, and
+    # without: two losses in 150 rounds, and 31 evaluations of 12 batches and those of the test
+    passes = 150 * 2 * 12 + 31 * (12 + 6)
+    steps = 15 * 5 * 50 * (12 * 765 + 0.3 * passes)
+    assert hours["paper"] == pytest.approx(steps * 0.01 / 2 / 3600)
     assert hours["tiny"] < hours["small"] < hours["paper"]
     assert "emnist-letters" in rows["table-dfl"]["needs"]
+    assert rows["table-topology"]["source"] == "Table 4, Figure 8"
+    apart = sum(row["hours"]["small"] for row in rows.values())
+    assert max(row["hours"]["small"] for row in rows.values()) < found["hours"]["small"] < apart
+
+
+def test_small_scale_takes_less_than_six_hours_on_two_slow_cores(capsys, monkeypatch):
+    """Seconds of a gradient step as on a busy core of 2026; shared runs count once."""
+    seconds = {"cnn": 0.013, "mobilenet-v2": 1.3}
+    step = lambda config: seconds[config.model.name or "cnn"]  # noqa: E731
+    monkeypatch.setattr("fedspd.paper.hours.step_seconds", step)
+    configs = [c for name in experiment_names() for c in _configs(load_experiment(name), "small")]
+    assert hours_of(configs, workers=2) < 5.5  # the theory takes the rest
+
+
+def _configs(experiment, scale):
+    return [config for cell in experiment.cells(scale) for config in cell.configs]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_list_fits_into_the_terminal(width, capsys, timed, monkeypatch):
+    monkeypatch.setattr("fedspd.cli.paper_list.wide_console", lambda is_stderr: _terminal(width))
+    assert execute(["paper", "--workers", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    about = {name: [line for line in lines if line.split()[:1] == [name]] for name in NAMES}
+    assert all(len(found) == 1 for found in about.values())  # a name is neither cut nor repeated
+    assert len(lines) < (3 if width == 80 else 2) * len(NAMES)
+    assert "…" not in "".join(lines)
+    assert any(line.startswith("All together, with shared runs once:") for line in lines)
+
+
+def _terminal(width):
+    return Console(force_terminal=True, width=width, color_system=None)
 
 
 def test_paper_shows_config_values_and_choices(capsys):
@@ -122,6 +169,18 @@ def test_paper_repeats_no_run_that_has_a_record(own):
     assert not Path("p/runs").exists()
     assert Path("p/results/own.tiny.json").read_bytes() == before
     assert Path("p/reports/own.tiny/report.html").exists()
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("ray")
+def test_paper_gives_the_same_runs_on_ray(own):
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    assert execute(["paper", "own.toml", *TINY]) == 0
+    words = ["paper", "own.toml", "--scale", "tiny", "--out", "q", "--engine", "ray"]
+    assert execute([*words, "--workers", "2"]) == 0
+    paths = [Path(out, "results/own.tiny.json") for out in "pq"]
+    here, there = ([run["hash"] for run in read_json(path)["runs"]] for path in paths)
+    assert here == there
 
 
 @pytest.mark.parametrize(
@@ -186,6 +245,11 @@ def test_wrong_experiment_file_is_explained(old, new, sentence, own, capsys):
         (["table-dfl", "--scale", "smal"], "--scale smal: unknown scale; did you mean 'small'?"),
         (["table-dfl", "--reading", "txt"], "--reading txt: unknown reading; did you mean 'text'?"),
         (["table-dfl", "fig", "x"], "table-dfl fig x: too many words"),
+        (["show"], "show: which one? Expected 'show EXPERIMENT', such as table-dfl."),
+        (["teory"], "'teory': unknown experiment; did you mean 'theory'?"),
+        (["table-dfl", "--engine", "rya"], "engine = 'rya': unknown engine; did you mean 'ray'?"),
+        (["table-dfl", "--address", "auto"], "address = 'auto': only engine = 'ray' has an addr"),
+        (["table-dfl", "--device", "tpu"], "device = 'tpu': expected auto, cpu, or cuda where th"),
     ],
 )
 def test_wrong_words_are_explained(words, sentence, capsys):
@@ -197,7 +261,7 @@ def test_all_goes_on_after_an_error_and_says_what_is_missing(own, capsys, monkey
     names = ["table-topology", "gone.toml", "own.toml"]
     monkeypatch.setattr("fedspd.cli.paper.experiment_names", lambda: names)
     # the theorems take minutes at this scale; tests/paper measures them at a smaller one
-    monkeypatch.setattr("fedspd.cli.paper._run_theory", lambda *_, **__: None)
+    monkeypatch.setattr("fedspd.cli.paper._run_theory", lambda order: None)
     words = ["paper", "all", "--scale", "small", "--out", "p", "--workers", "1"]
     assert execute(words) == 1
     error = capsys.readouterr().err

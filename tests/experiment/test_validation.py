@@ -105,6 +105,22 @@ def test_metrics_by_name_are_in_events_and_result():
         fedspd.run(TINY | {"metrics": "auc,r2"})
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_training_accuracy_is_measured_on_the_training_examples_and_changes_no_run(workers):
+    """Where the test examples are those of training, both accuracies are the same."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(4, 20, 3)).astype(np.float32)
+    own = [(own_x, own_y, own_x, own_y) for own_x, own_y in zip(x, x[:, :, 0] > 0, strict=True)]
+    config = {key: value for key, value in TINY.items() if key != "data"}
+    plain = fedspd.run(config, data=own, workers=workers)
+    result = fedspd.run(config | {"metrics": "training_accuracy"}, data=own, workers=workers)
+    for event in result.events():
+        assert event["training_accuracy"] == event["accuracy"]
+    assert "training_accuracy" not in plain.events()[0]
+    assert result.summary["hash"] == plain.summary["hash"]
+    assert result.summary["metrics"]["training_accuracy"] == result.summary["accuracy"]
+
+
 def test_a_regression_has_rmse_and_r2():
     x = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
     config = TINY | {"method": "local", "rounds": 1, "data": {"mixture": "iid"}}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedspd.config import validate
 from fedspd.paper.definition import (
     PaperExperiment,
     experiment_names,
@@ -12,6 +13,7 @@ from fedspd.paper.definition import (
     merge,
     parse_experiment,
 )
+from fedspd.paper.drawing import draw_figures
 from fedspd.paper.records import Records, given_settings, settings_of
 from fedspd.paper.table import PaperTable, make_table
 
@@ -148,6 +150,33 @@ def test_record_with_a_key_that_is_gone_is_not_used(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/t.paper.json").write_text('{"runs": [{"settings": {"gone": 1}}]}')
     assert Records(tmp_path).by_key == {}
+
+
+def test_run_is_the_same_with_other_scores_device_and_unused_keys(experiment, tmp_path):
+    def key(**changes):
+        return settings_of(validate({"method": "local", "clients": 10, **changes}))
+
+    assert key(metrics=["training_accuracy"], device="cuda") == key()
+    assert key(topology={"kind": "star"}, clusters=5) == key()
+    assert key(training={"epochs": 1}) != key()
+
+
+def test_run_without_the_curve_of_a_figure_is_named_and_not_drawn(tmp_path):
+    figure = '[[figures]]\nname = "f"\nkind = "curves"\ncaption = "F"\n'
+    experiment = parse_experiment("t", f'{TOML}{figure}measure = "training_accuracy"\n')
+    scores = {("A", "FedSPD"): [0.9], ("A", "FedAvg"): [0.8]}
+    records = records_of(experiment, scores, tmp_path, "small")
+    old, new = records.by_key.values()
+    old["curve"] = {"round": [1, 2], "accuracy": [0.5, 0.9]}
+    new["curve"] = {**old["curve"], "training_accuracy": [0.6, 0.95]}
+    notes = make_table(experiment, "small", "text", records).notes
+    assert notes[-1] == (
+        "Recorded without the training accuracy by round, so not in its figure: A, FedSPD."
+    )
+    (axes,) = draw_figures(experiment, "small", "text", records)["f"].axes
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[60, 95]]
+    del new["curve"]["training_accuracy"]
+    assert draw_figures(experiment, "small", "text", records) == {}
 
 
 @pytest.mark.parametrize("name", experiment_names())

@@ -69,6 +69,21 @@ Settings = Annotated[
 Workers = Annotated[
     int, typer.Option(min=1, help="Use this many processes; it does not change the result.")
 ]
+OptionalWorkers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Use this many processes; default: one per core. It does not change the result.",
+    ),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(help="Train in processes of this machine, or with ray in actors of a cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Use this Ray cluster: auto or HOST:PORT; default: a new one, here."),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="End with one line of JSON on standard output.")
 ]
@@ -98,23 +113,9 @@ def run(
         typer.Option(help="Write the run into this folder; default: a new one in runs/."),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Use this many processes; default: one per core. It does not change the result.",
-        ),
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="Train in processes of this machine, or with ray in actors of a cluster."
-        ),
-    ] = "processes",
-    address: Annotated[
-        str | None,
-        typer.Option(help="Use this Ray cluster: auto or HOST:PORT; default: a new one, here."),
-    ] = None,
+    workers: OptionalWorkers = None,
+    engine: EngineName = "processes",
+    address: Address = None,
     tensorboard: Annotated[
         bool,
         typer.Option("--tensorboard", help="Also write TensorBoard files into the run folder."),
@@ -131,8 +132,13 @@ def run(
     if dry_run:
         running.dry_run(settings or [], resume, workers or DEFAULT_WORKERS, as_json)
         return 0
-    workers = DEFAULT_WORKERS if workers is None and engine == "processes" else workers
+    workers = _workers(workers, engine)
     return running.run(settings or [], out, resume, workers, engine, address, tensorboard, as_json)
+
+
+def _workers(workers: int | None, engine: str) -> int | None:
+    """Return how many to use: by default one per core of this machine, or all that Ray has."""
+    return DEFAULT_WORKERS if workers is None and engine == "processes" else workers
 
 
 @app.command(epilog=EXIT_CODES)
@@ -250,13 +256,18 @@ def paper(
     out: Annotated[
         Path, typer.Option(help="Write runs, records and reports into this folder, or continue.")
     ] = Path("paper"),
-    workers: Workers = DEFAULT_WORKERS,
+    workers: OptionalWorkers = None,
+    engine: EngineName = "processes",
+    address: Address = None,
+    device: Annotated[str, typer.Option(help="Train on this device: cpu, cuda or auto.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Repeat tables and figures of the FedSPD paper, with the paper's values beside ours."""
     from fedspd.cli import paper
+    from fedspd.comparison.scheduler import Machine
 
-    raise typer.Exit(paper.paper(words or [], scale, reading, out, workers, as_json))
+    machine = Machine(_workers(workers, engine), engine, address)
+    raise typer.Exit(paper.paper(words or [], scale, reading, out, machine, device, as_json))
 
 
 @app.command(epilog=EXIT_CODES)

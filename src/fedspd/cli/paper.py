@@ -3,17 +3,23 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from fedspd.cli.paper_list import list_experiments
 from fedspd.cli.tables import wide_console
 from fedspd.comparison.progress import ComparisonProgress
-from fedspd.config import ExperimentConfig, as_toml
+from fedspd.comparison.scheduler import Machine
+from fedspd.config import as_toml, validate
 from fedspd.core.errors import ConfigError, FedspdError, nearest
+from fedspd.core.machine import DEFAULT_WORKERS
+from fedspd.engines import engine_factory
+from fedspd.experiment.build import device_of
 from fedspd.paper import pages, theory_report
 from fedspd.paper.definition import (
     READINGS,
@@ -24,47 +30,82 @@ from fedspd.paper.definition import (
     experiment_names,
     load_experiment,
 )
-from fedspd.paper.hours import hours_of
 from fedspd.paper.records import Records
 from fedspd.paper.runs import (
     Plan,
     list_missing_jobs,
     make_plan,
-    missing_data,
     missing_error,
     run_plan,
 )
 from fedspd.paper.table import PaperTable, make_table, to_json
-from fedspd.storage.atomic import Json
 
 ALL = "all"
 
 
+@dataclass(frozen=True)
+class Order:
+    """How experiments are to be run, and where."""
+
+    scale: ScaleName
+    reading: ReadingName
+    out: Path
+    machine: Machine
+    device: str
+    as_json: bool
+
+
 def paper(
-    words: list[str], scale: str, reading: str, out: Path, workers: int, as_json: bool
+    words: list[str],
+    scale: str,
+    reading: str,
+    out: Path,
+    machine: Machine,
+    device: str,
+    as_json: bool,
 ) -> int:
     """Run what the words say, and return the exit code."""
-    chosen_scale, chosen_reading = _scale(scale), _reading(reading)
+    order = Order(_scale(scale), _reading(reading), out, machine, device, as_json)
+    device_of(validate({"device": device}))
     match words:
         case []:
-            _list([load_experiment(name) for name in experiment_names()], workers, as_json)
+            list_experiments(machine.workers or DEFAULT_WORKERS, as_json)
+        case ["show"] | ["show", "all"]:
+            raise ConfigError("show: which one? Expected 'show EXPERIMENT', such as table-dfl.")
         case ["show", theory_report.NAME]:
-            print(json.dumps(theory_report.describe_theory(), indent=1))
-        case [theory_report.NAME]:
-            _run_theory(chosen_scale, out, as_json)
+            _show_theory(order)
         case ["show", name]:
-            _show(load_experiment(name), chosen_scale, as_json)
+            _show(load_experiment(name), order)
         case [name]:
-            if name == ALL:
-                _run_theory(chosen_scale, out, as_json=False)
-            names = experiment_names() if name == ALL else [name]
-            return _run(names, chosen_scale, chosen_reading, out, workers, as_json)
+            # one cluster for all runs, which find that they are in it
+            with engine_factory(machine.engine, machine.workers, machine.address), _hint():
+                return _run_named(name, order)
         case _:
             raise ConfigError(
                 f"{shlex.join(words)}: too many words; expected an experiment, 'show EXPERIMENT' "
                 "or 'all'."
             )
     return 0
+
+
+@contextmanager
+def _hint() -> Iterator[None]:
+    """Say after Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nfedspd: Continue with: {shlex.join(['fedspd', *sys.argv[1:]])}", file=sys.stderr)
+        raise
+
+
+def _run_named(name: str, order: Order) -> int:
+    """Run one experiment, or the theory and then all others."""
+    if name == theory_report.NAME:
+        _run_theory(order)
+        return 0
+    if name == ALL:
+        _run_theory(replace(order, as_json=False))
+    return _run(experiment_names() if name == ALL else [name], order)
 
 
 def _scale(name: str) -> ScaleName:
@@ -81,63 +122,12 @@ def _reading(name: str) -> ReadingName:
     raise ConfigError(f"--reading {name}: unknown reading; {nearest(name, READINGS)}")
 
 
-# ---- list
-
-
-def _list(experiments: Sequence[PaperExperiment], workers: int, as_json: bool) -> None:
-    rows = [_describe(experiment, workers) for experiment in experiments]
-    if as_json:
-        print(json.dumps(rows))
-        return
-    heads = ("experiment", "in the paper", "data", "clients", "rounds", "methods", "needs")
-    table = Table(*heads, title="Experiments of the paper", title_justify="left", box=box.SIMPLE)
-    for scale in SCALES:
-        table.add_column(f"{scale} (h)", justify="right")
-    for row in rows:
-        hours = [_format_hours(row["hours"][scale]) for scale in SCALES]
-        names = ("data", "clients", "rounds", "methods", "needs")
-        table.add_row(row["name"], row["source"], *(", ".join(row[n]) for n in names), *hours)
-    Console().print(table)
-    total = {s: _format_hours(hours_of(_configs(experiments, s), workers)) for s in SCALES}
-    words = ", ".join(f"{hours} h at scale {scale}" for scale, hours in total.items())
-    print(
-        f"Hours on {workers} cores of this machine, from the processor time of one gradient step. "
-        f"All together, with shared runs once: {words}. 'theory' measures the theorems, in minutes "
-        "at scale small."
-    )
-
-
-def _configs(experiments: Sequence[PaperExperiment], scale: ScaleName) -> list[ExperimentConfig]:
-    return [c for e in experiments for cell in e.cells(scale) for c in cell.configs]
-
-
-def _describe(experiment: PaperExperiment, workers: int) -> Json:
-    cells = experiment.cells("paper")
-    configs = [cell.configs[0] for cell in cells]
-    missing = dict.fromkeys(filter(None, map(missing_data, configs)))
-    return {
-        "name": experiment.name,
-        "title": experiment.definition.title,
-        "source": experiment.definition.source.partition(":")[0],
-        "data": list(dict.fromkeys(config.data.name for config in configs)),
-        "clients": list(dict.fromkeys(str(config.clients) for config in configs)),
-        "rounds": list(dict.fromkeys(str(config.rounds) for config in configs)),
-        "methods": list(dict.fromkeys(config.method for config in configs)),
-        "needs": [sentence.partition("'")[2].partition("'")[0] for sentence in missing],
-        "hours": {scale: hours_of(_configs([experiment], scale), workers) for scale in SCALES},
-    }
-
-
-def _format_hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}" if hours >= 0.1 else f"{hours:.3f}"
-
-
 # ---- show
 
 
-def _show(experiment: PaperExperiment, scale: ScaleName, as_json: bool) -> None:
+def _show(experiment: PaperExperiment, order: Order) -> None:
     own = experiment.definition
-    if as_json:
+    if order.as_json:
         print(json.dumps({"name": experiment.name, **own.model_dump()}))
         return
     console = wide_console(is_stderr=False)
@@ -152,66 +142,68 @@ def _show(experiment: PaperExperiment, scale: ScaleName, as_json: bool) -> None:
         for row, values in own.values.items():
             table.add_row(row, *(f"{value:g}" for value in values))
         console.print(table)
-    first = experiment.cells(scale)[0]
-    seeds = len(first.configs)
-    print(f"Config at scale {scale} of '{first.row.name}', '{first.column.name}' ({seeds} seeds):")
+    first = experiment.cells(order.scale, order.reading)[0]
+    where = f"'{first.row.name}', '{first.column.name}'"
+    print(f"Config at scale {order.scale} of {where}; seeds: {len(first.configs)}")
     print(as_toml(first.configs[0]))
+
+
+def _show_theory(order: Order) -> None:
+    about = theory_report.describe_theory()
+    if order.as_json:
+        print(json.dumps(about))
+        return
+    wide_console(is_stderr=False).print(about["title"], style="bold", markup=False)
+    print(f"{about['source']}\nThe paper says: {about['says']}")
+    for note in about["leaves_open"]:
+        print(f"Left open: {note}")
+    sizes = "\n".join(f"{key} = {value}" for key, value in about[order.scale].items())
+    print(f"Sizes at scale {order.scale}:\n{sizes}")
 
 
 # ---- run
 
 
-def _run_theory(scale: ScaleName, out: Path, as_json: bool) -> None:
+def _run_theory(order: Order) -> None:
     """Measure the theorems; they have no runs and no values of the paper to compare with."""
 
     def progress(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    series = theory_report.run_theory(out, scale, progress)
-    folder = theory_report.write_theory(out, scale, series)
+    series = theory_report.run_theory(order.out, order.scale, progress)
+    folder = theory_report.write_theory(order.out, order.scale, series)
     found = theory_report.findings(series)
     for sentence in found:
-        print(sentence, file=sys.stderr if as_json else sys.stdout)
+        print(sentence, file=sys.stderr if order.as_json else sys.stdout)
     print(f"Report: {folder / 'report.md'}", file=sys.stderr)
-    if as_json:
+    if order.as_json:
         print(json.dumps({"findings": found, "report": str(folder / "report.md")}))
 
 
-def _run(
-    names: Sequence[str],
-    scale: ScaleName,
-    reading: ReadingName,
-    out: Path,
-    workers: int,
-    as_json: bool,
-) -> int:
+def _run(names: Sequence[str], order: Order) -> int:
     """Run the experiments one after another; one that fails does not end the others."""
-    records = Records(out)
+    records = Records(order.out)
     errors: dict[str, FedspdError] = {}
     plans: list[Plan] = []
     for name in names:
         try:
-            plans.append(make_plan(load_experiment(name), scale, reading, records))
+            plans.append(make_plan(load_experiment(name), order.scale, order.reading, records))
         except FedspdError as error:
             errors[name] = error
     jobs = {job.name: job for plan in plans for job in list_missing_jobs(plan, records)}
-    try:
-        with ComparisonProgress(list(jobs.values()), as_json) as progress:
-            for plan in plans:
-                failure = run_plan(plan, records, workers, [progress])
-                if failure is not None:
-                    errors[plan.experiment.name] = failure
-                _write(plan, records)
-    except KeyboardInterrupt:
-        print(f"\nfedspd: Continue with: {shlex.join(['fedspd', *sys.argv[1:]])}", file=sys.stderr)
-        raise
+    with ComparisonProgress(list(jobs.values()), order.as_json) as progress:
+        for plan in plans:
+            failure = run_plan(plan, records, order.machine, order.device, [progress])
+            if failure is not None:
+                errors[plan.experiment.name] = failure
+            _write(plan, records)
     if len(names) == 1:
         _raise_only(errors, plans)
     tables = [_write(plan, records) for plan in plans]
     for table, folder in tables:
-        _print_table(table, folder, as_json)
+        _print_table(table, folder, order.as_json)
     _print_missing(plans, errors)
-    if as_json:
+    if order.as_json:
         print(json.dumps({"tables": [to_json(t) for t, _ in tables], "missing": _missing(plans)}))
     return 1 if errors else 0
 

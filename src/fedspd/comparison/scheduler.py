@@ -9,6 +9,7 @@ OUT/
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,6 +27,15 @@ from fedspd.storage.run_folder import RunFolder
 RunningJobs = dict[Connection, Child]
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Where runs train: the arguments of the same names of `fedspd.run`."""
+
+    workers: int | None = 1
+    engine: str = "processes"
+    address: str | None = None
+
+
 def run_all(
     todo: Sequence[Job],
     folder: Path,
@@ -40,13 +50,17 @@ def run_all(
     """
     _check_workers(workers)
     _claim(todo, folder, reference or todo[0].config.method)
-    return run_jobs(todo, folder, workers, callbacks)
+    return run_jobs(todo, folder, Machine(workers), callbacks)
 
 
 def run_jobs(
-    todo: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback] = ()
+    todo: Sequence[Job], folder: Path, machine: Machine, callbacks: Sequence[Callback] = ()
 ) -> list[Path]:
-    """Run all jobs that are unfinished in this folder, and return every run folder."""
+    """Run all jobs that are unfinished in this folder, and return every run folder.
+
+    Several run at once on the processor of this machine. A GPU or a cluster has one at a time.
+    """
+    workers = (machine.workers or 1) if machine.engine == "processes" else 1
     _check_workers(workers)
     finished = {job.name for job in todo if (folder / job.name / "result.json").exists()}
     for job in todo:
@@ -58,7 +72,7 @@ def run_jobs(
     if parallel > 1 and is_on_cpu:
         _run_in_parallel(waiting, folder, parallel, workers // parallel, callbacks)
     else:  # a fork cannot use a GPU that its parent has used
-        _run_in_turn(waiting, folder, workers, callbacks)
+        _run_in_turn(waiting, folder, machine, callbacks)
     return [folder / job.name for job in todo]
 
 
@@ -129,7 +143,7 @@ def _errors_name(job: Job) -> Iterator[None]:
         raise type(error)(f"In the run '{job.name}': {error}") from None
 
 
-def _run(job: Job, folder: Path, workers: int, send: Callable[[Json], object]) -> None:
+def _run(job: Job, folder: Path, machine: Machine, send: Callable[[Json], object]) -> None:
     started = (folder / "run.json").exists()
     runner.run(
         job.config,
@@ -137,18 +151,20 @@ def _run(job: Job, folder: Path, workers: int, send: Callable[[Json], object]) -
         model=job.model,
         out=folder,
         resume=started,
-        workers=workers,
+        workers=machine.workers,
+        engine=machine.engine,
+        address=machine.address,
         callbacks=[Forward(job, send)],
         progress=False,
     )
 
 
 def _run_in_turn(
-    waiting: Sequence[Job], folder: Path, workers: int, callbacks: Sequence[Callback]
+    waiting: Sequence[Job], folder: Path, machine: Machine, callbacks: Sequence[Callback]
 ) -> None:
     for job in waiting:
         with _errors_name(job):
-            _run(job, folder / job.name, workers, partial(notify, callbacks))
+            _run(job, folder / job.name, machine, partial(notify, callbacks))
 
 
 def _run_in_parallel(
@@ -190,7 +206,7 @@ def _take(connection: Connection, running: RunningJobs, callbacks: Sequence[Call
 
 def _run_in_child(job: Job, folder: Path, workers: int, connection: Connection) -> None:
     with _errors_name(job):
-        _run(job, folder, workers, connection.send)
+        _run(job, folder, Machine(workers), connection.send)
 
 
 class Forward(Callback):

@@ -17,7 +17,7 @@ from fedspd.privacy.options import PrivacyOptions
 from fedspd.topology import TopologyOptions
 
 Config = TypeVar("Config", bound=Options)
-MetricName = Literal["macro_f1", "auc", "rmse", "r2"]
+MetricName = Literal["macro_f1", "auc", "training_accuracy", "rmse", "r2"]
 
 
 def method_table(method: type[Any]) -> type[Options]:
@@ -102,9 +102,9 @@ class ExperimentConfig(Options):
     )
     metrics: Annotated[list[MetricName] | None, BeforeValidator(_split_names)] = Field(
         None,
-        description="Scores of every client beside its accuracy: `macro_f1` and `auc` (one class "
-        "against the rest, averaged) for classes. The default is none. A regression always has "
-        "`rmse` and `r2`.",
+        description="Scores of every client beside its accuracy: `macro_f1`, `auc` (one class "
+        "against the rest, averaged) and `training_accuracy` (on the examples that it trains on) "
+        "for classes. The default is none. A regression always has `rmse` and `r2`.",
     )
     device: str = Field(
         "cpu",

@@ -194,6 +194,7 @@ def r2(output: Numbers, y: Numbers) -> float:
 
 CLASS_METRICS = {"macro_f1": macro_f1, "auc": auc}
 REGRESSION_METRICS = {"rmse": rmse, "r2": r2}
+TRAINING_ACCURACY = "training_accuracy"  # the only score that is not of the test examples
 ERRORS = ("rmse",)  # the lower, the better
 
 

@@ -26,7 +26,7 @@ from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.losses import Loss, cross_entropy, squared_error
-from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
+from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS, TRAINING_ACCURACY
 from fedspd.core.precision import has_bfloat16
 from fedspd.data import sources
 from fedspd.data.custom import Reading, load_source
@@ -179,11 +179,11 @@ def choose_metrics(config: ExperimentConfig, classes: int) -> tuple[str, ...]:
 
     A regression always has both of its scores: they stand where classes have the accuracy.
     """
-    fitting = CLASS_METRICS if classes else REGRESSION_METRICS
+    fitting = [*CLASS_METRICS, TRAINING_ACCURACY] if classes else [*REGRESSION_METRICS]
     for name in config.metrics or ():
         if name not in fitting:
             kind = "data with classes" if classes else "a regression"
-            names = " and ".join(fitting)
+            names = f"{', '.join(fitting[:-1])} or {fitting[-1]}"
             raise ConfigError(f"metrics = '{name}': not a score of {kind}; expected {names}.")
     return tuple(dict.fromkeys(config.metrics or ()) if classes else fitting)
 

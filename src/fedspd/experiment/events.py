@@ -14,6 +14,7 @@ from fedspd.core.metrics import (
     CLASS_METRICS,
     ERRORS,
     REGRESSION_METRICS,
+    TRAINING_ACCURACY,
     Spread,
     accuracy_by_group,
     adjusted_rand_index,
@@ -196,7 +197,8 @@ def summary(run_folder: RunFolder, digests: list[str], classes: Sequence[str] = 
         totals.add(final)
         if final["event"] == "round":
             last, before = final, final if "accuracy" in final else before
-    metrics = [name for name in (*CLASS_METRICS, *REGRESSION_METRICS) if name in final]
+    known = (*CLASS_METRICS, *REGRESSION_METRICS, TRAINING_ACCURACY)
+    metrics = [name for name in known if name in final]
     return {
         "method": run_folder.read("run.json")["config"]["method"],
         "rounds": totals.rounds,

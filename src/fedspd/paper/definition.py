@@ -165,7 +165,9 @@ def load_experiment(name: str) -> PaperExperiment:
         return parse_experiment(name, text)
     path = Path(name)
     if path.suffix != ".toml":
-        raise ConfigError(f"'{name}': unknown experiment; {nearest(name, [*known, 'all'])}")
+        raise ConfigError(
+            f"'{name}': unknown experiment; {nearest(name, [*known, 'theory', 'all'])}"
+        )
     try:
         return parse_experiment(path.stem, path.read_text("utf-8"))
     except FileNotFoundError:

@@ -33,12 +33,13 @@ def draw_figures(
     own = experiment.definition
     grid = {r.name: _cells(experiment, r, scale, reading, records) for r in own.rows}
     grid = {row: cells for row, cells in grid.items() if cells}
-    draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure]] = {
+    draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure | None]] = {
         "curves": _draw_curves,
         "lines": _draw_lines,
         "boxes": _draw_boxes,
     }
-    return {spec.name: draw[spec.kind](spec, grid, records) for spec in own.figures if grid}
+    drawn = {spec.name: draw[spec.kind](spec, grid, records) for spec in own.figures if grid}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def _cells(
@@ -57,19 +58,24 @@ def _records(cell: Cell, records: Records) -> list[Json]:
     return [found for config in cell.configs if (found := records.of(config)) is not None]
 
 
-def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
+def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure | None:
+    """Draw the rows with a curve; the table's notes name the runs that did not record one."""
     shown = {
-        row: {name: _curve(cell, spec.measure, records) for name, cell in cells.items()}
+        row: {name: curve for name, c in cells.items() if (curve := _curve(c, spec, records))}
         for row, cells in grid.items()
     }
-    return panels.draw_curves(spec.caption, shown, _axis_title(spec))
+    shown = {row: curves for row, curves in shown.items() if curves}
+    return panels.draw_curves(spec.caption, shown, _axis_title(spec)) if shown else None
 
 
-def _curve(cell: Cell, measure: str, records: Records) -> Curve:
-    """Return the mean over seeds by round, with the interval over seeds."""
-    curves = [record["curve"] for record in _records(cell, records)]
-    by_seed = [curve.get(measure, [None] * len(curve["round"])) for curve in curves]
-    scores = [confidence_interval(seeds) for seeds in zip(*by_seed, strict=True)]
+def _curve(cell: Cell, spec: FigureSpec, records: Records) -> Curve | None:
+    """Return the mean over seeds by round, with the interval over seeds; None without record."""
+    measure = spec.measure
+    curves = [r["curve"] for r in _records(cell, records) if measure in r["curve"]]
+    if not curves:
+        return None
+    values = [curve[measure] for curve in curves]
+    scores = [confidence_interval(seeds) for seeds in zip(*values, strict=True)]
     unit = MEASURES[measure].factor / 100  # curves are drawn in per cent of a fraction
     means = [np.nan if score.mean is None else unit * score.mean for score in scores]
     halves = [unit * (score.half or 0.0) for score in scores] if len(curves) > 1 else None

@@ -1,7 +1,8 @@
 """Estimate the hours of an experiment: gradient steps times the measured seconds of one step.
 
 As in `fedspd run --dry-run` the steps are counted and a step is timed. But a list of all
-experiments must not build every dataset, so the steps are those of the config alone.
+experiments must not build every dataset, so the steps are those of the config alone. Passes without
+a gradient count too: the losses of every round, and the evaluations.
 """
 
 import json
@@ -12,6 +13,7 @@ from functools import cache
 
 import torch
 
+from fedspd.comparison.jobs import UNUSED
 from fedspd.config import ExperimentConfig, as_dict, clusters_of, validate
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
@@ -21,6 +23,7 @@ from fedspd.experiment.build import build_learner
 from fedspd.paper.records import key_of, settings_of
 
 DEFAULT_EXAMPLES = 300  # per client, at most
+FORWARD_SHARE = 0.3  # of a gradient step's time that a pass without a gradient takes
 QUICK_SECONDS = 0.2  # a step below that is timed once more, when all is warm
 FINAL_EPOCHS = {"fedspd": "final_epochs", "fedspd-split": "final_epochs", "fedavg": "finetune"}
 
@@ -31,19 +34,38 @@ def distinct_runs(configs: Iterable[ExperimentConfig]) -> list[ExperimentConfig]
 
 
 def hours_of(configs: list[ExperimentConfig], workers: int) -> float:
-    """Return the hours of all runs on so many workers, without evaluations."""
-    seconds = sum(count_steps(c) * step_seconds(c) for c in distinct_runs(configs))
+    """Return the hours of all runs on so many workers."""
+    seconds = sum(run_seconds(config) for config in distinct_runs(configs))
     return seconds / workers / 3600
+
+
+def run_seconds(config: ExperimentConfig) -> float:
+    """Return the seconds of a run on one core, if all examples count in every local update."""
+    steps = count_steps(config) + FORWARD_SHARE * count_passes(config)
+    return steps * step_seconds(config)
 
 
 def count_steps(config: ExperimentConfig) -> int:
     """Return the gradient steps of a run, if all examples count in every local update."""
     training, method = config.training, config.method
-    batches = math.ceil((config.data.examples or DEFAULT_EXAMPLES) / training.batch)
+    batches = _batches(config, config.data.examples)
     epochs = training.epochs * (config.rounds - 1 + training.first_round_factor)
     models = clusters_of(config) if method == "fedem" else 1
     final = getattr(getattr(config, method), FINAL_EPOCHS[method]) if method in FINAL_EPOCHS else 0
     return int(config.clients * batches * (epochs * models + final))
+
+
+def count_passes(config: ExperimentConfig) -> int:
+    """Return the batches that a model only predicts: losses of every round, and evaluations."""
+    models = 1 if "clusters" in UNUSED.get(config.method, ()) else max(1, clusters_of(config))
+    trained = _batches(config, config.data.examples)
+    evaluated = trained + _batches(config, config.data.test_examples)
+    evaluations = 1 + math.ceil(config.rounds / config.evaluate_every)
+    return config.clients * (config.rounds * models * trained + evaluations * evaluated)
+
+
+def _batches(config: ExperimentConfig, examples: int | None) -> int:
+    return math.ceil((examples or DEFAULT_EXAMPLES) / config.training.batch)
 
 
 def step_seconds(config: ExperimentConfig) -> float:

@@ -16,6 +16,7 @@ class Measure:
 MEASURES = {
     "accuracy": Measure("accuracy", "test accuracy (%)"),
     "before": Measure("before", "test accuracy before the final phase (%)"),
+    "training_accuracy": Measure("training_accuracy", "training accuracy (%)"),
     "loss": Measure("loss", "mean training loss", 1.0, 3),
     "models": Measure("models", "models sent, point-to-point", 1.0, 0),
     "multicast": Measure("multicast", "megabytes sent by multicast", 1e-6),

@@ -7,7 +7,8 @@ OUT/
 
 A record has the settings that its experiment gave. They are validated when it is read, and compared
 by the values that are not defaults: so an experiment does not repeat a run that another one has
-made, nor after a version that adds a key or changes a default.
+made, nor after a version that adds a key or changes a default. Neither the device counts nor scores
+beside accuracy (`metrics`): the run is the same, though a record may lack some of them.
 """
 
 import hashlib
@@ -18,22 +19,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedspd.comparison.jobs import UNUSED
 from fedspd.config import METHOD_TABLES, ExperimentConfig, as_dict, set_key, validate
 from fedspd.core.errors import ConfigError
 from fedspd.core.imports import options_table
+from fedspd.core.metrics import TRAINING_ACCURACY
 from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import mean
 from fedspd.storage.atomic import Json, disk_errors, read_json, write_atomically
 from fedspd.storage.run_folder import RunFolder
 
 CURVE_POINTS = 50  # at most, in a record
+WITHOUT_EFFECT = ("metrics", "device")  # keys of what is measured, and where
 
 
 def settings_of(config: ExperimentConfig) -> Json:
-    """Return the method, the seed and all other values that are not defaults, by dotted key."""
-    defaults = _defaults()
+    """Return the method, the seed and all values that are not defaults and change the run."""
+    defaults, unused = _defaults(), (*WITHOUT_EFFECT, *UNUSED.get(config.method, ()))
     values = _without_other_methods(config, as_dict(config))
-    changed = {key: value for key, value in values.items() if value != defaults.get(key)}
+    changed = {
+        key: value
+        for key, value in values.items()
+        if value != defaults.get(key) and key.partition(".")[0] not in unused
+    }
     return {"method": config.method, "seed": config.seed, **changed}
 
 
@@ -133,7 +141,7 @@ def _curve(run_folder: RunFolder) -> Json:
     every = -(-len(events) // CURVE_POINTS)
     kept = events[every - 1 :: every]
     curve: Json = {"round": [event["round"] for event in kept]}
-    for field in ("accuracy", "loss"):
+    for field in ("accuracy", "loss", TRAINING_ACCURACY):
         if kept and field in kept[-1]:
             curve[field] = [_short(mean(event[field])) for event in kept]
     return curve

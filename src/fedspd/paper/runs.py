@@ -2,11 +2,11 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedspd.comparison.jobs import Job
-from fedspd.comparison.scheduler import run_jobs
+from fedspd.comparison.scheduler import Machine, run_jobs
 from fedspd.config import ExperimentConfig
 from fedspd.core.errors import DataError, FedspdError
 from fedspd.data.custom import load_source
@@ -83,14 +83,21 @@ def name_of(config: ExperimentConfig) -> str:
 
 
 def run_plan(
-    plan: Plan, records: Records, workers: int, callbacks: Sequence[Callback] = ()
+    plan: Plan,
+    records: Records,
+    machine: Machine,
+    device: str = "cpu",
+    callbacks: Sequence[Callback] = (),
 ) -> FedspdError | None:
     """Run what is missing and keep its records; return the error that ended it early, if any."""
-    jobs = list_missing_jobs(plan, records)
+    jobs = [
+        replace(job, config=job.config.model_copy(update={"device": device}))
+        for job in list_missing_jobs(plan, records)
+    ]
     error: FedspdError | None = None
     try:
         if jobs:
-            run_jobs(jobs, records.out / "runs", workers, callbacks)
+            run_jobs(jobs, records.out / "runs", machine, callbacks)
     except FedspdError as caught:
         error = caught
     finally:

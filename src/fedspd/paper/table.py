@@ -120,6 +120,7 @@ def make_table(
             ]
     notes = [*_scale_notes(experiment, scale, rows), *missing.values()]
     notes += _reading_notes(experiment, scale, records, rows)
+    notes += _curve_notes(experiment, scale, reading, records)
     return PaperTable(experiment, scale, reading, table, gaps, list(dict.fromkeys(notes)))
 
 
@@ -268,6 +269,24 @@ def _closer_reading(misses: Sequence[tuple[float, float]]) -> str:
 
 def _scores(cell: Cell, records: Records) -> list[float]:
     return list(scores_of(cell, records).values())
+
+
+def _curve_notes(
+    experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
+) -> list[str]:
+    """Name the runs whose records lack the curve that a figure shows."""
+    wanted = {spec.measure for spec in experiment.definition.figures if spec.kind == "curves"}
+    lacking: dict[str, list[str]] = {}
+    for cell in experiment.cells(scale, reading):
+        found = [record for config in cell.configs if (record := records.of(config))]
+        for measure in wanted:
+            if any(measure not in record.get("curve", {}) for record in found):
+                lacking.setdefault(measure, []).append(f"{cell.row.name}, {cell.column.name}")
+    return [
+        f"Recorded without the {MEASURES[measure].title.removesuffix(' (%)')} by round, so not in "
+        f"its figure: {'; '.join(cells)}."
+        for measure, cells in sorted(lacking.items())
+    ]
 
 
 # ---- numbers as text

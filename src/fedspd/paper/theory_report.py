@@ -1,6 +1,7 @@
 """Run the measurements of the theory, and report them: figures, a table and one paragraph."""
 
 import json
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
@@ -28,6 +29,7 @@ from fedspd.storage.run_folder import RunFolder
 
 NAME = "theory"
 HEAD = ("problem", "weights", "degree", "p", "rate", "epsilon_N", "Thm 1", "descent", "Thm 3")
+TIMED_ROUNDS = 10
 FIGURES = ("wrong", "consensus", "distance", "rounds", "connectivity")
 LEGEND = (
     "epsilon_N is the largest expected number of clients with a wrong example. The last three "
@@ -62,6 +64,18 @@ def run_theory(out: Path, scale: ScaleName, progress: Callable[[str], None]) -> 
             write_atomically(path, f'{{"series": [\n{lines}\n]}}\n')
         progress(f"theory: {len(done)} of {len(list_points(sizes))} series")
     return done
+
+
+def estimate_hours(scale: ScaleName) -> float:
+    """Return the hours of all series, which are measured one after another, from some rounds."""
+    sizes = scale_of(scale)
+    timed = sizes.model_copy(update={"rounds": min(sizes.rounds, TIMED_ROUNDS)})
+    kind, weights, degree, rate = list_points(sizes)[-1]
+    problem = make_problem(kind, timed)
+    start = time.process_time()
+    run_series(problem, timed, degree, weights, rate)
+    seconds = (time.process_time() - start) / timed.rounds * sizes.rounds
+    return seconds * len(list_points(sizes)) / 3600
 
 
 def read_series(out: Path, scale: ScaleName) -> list[Json]:

@@ -23,7 +23,7 @@ from fedspd.core.contract import (
 )
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.mechanism import Release
-from fedspd.core.metrics import CenterMoments, score
+from fedspd.core.metrics import TRAINING_ACCURACY, CenterMoments, score
 from fedspd.privacy.accounts import Accounts
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
@@ -191,7 +191,7 @@ class BlockRunner:
             None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
             self._tests(right),
             _as_float64(seen.spectrum_CM),
-            scores_C,
+            {**scores_C, **self._score_training()},
             self._validate(),
             _by_class(right, self.plan.test.y, classes),
         )
@@ -209,7 +209,8 @@ class BlockRunner:
             check_outputs(plan.algorithm, outputs, block.x)
             pairs = list(zip(outputs, block.y, strict=True))
             right, losses = zip(*(self._score(*pair) for pair in pairs), strict=True)
-            scores = {name: np.array([score(name, *p) for p in pairs]) for name in plan.metrics}
+            names = [name for name in plan.metrics if name != TRAINING_ACCURACY]
+            scores = {name: np.array([score(name, *p) for p in pairs]) for name in names}
         return list(right), np.array(losses), scores, outputs[0].shape[-1]
 
     def _validate(self) -> dict[str, NDArray[np.float64]]:
@@ -218,14 +219,18 @@ class BlockRunner:
         if block is None:
             return {}
         has_some = block.counts_C.numpy() > 0
-        x, y = (  # a stand-in where there is none: not every model can take an empty batch
-            [own if len(own) else own.new_zeros(1, *own.shape[1:]) for own in part]
-            for part in (block.x, block.y)
-        )
-        right, loss_C, scores_C, _ = self._evaluate(dataclasses.replace(block, x=x, y=y))
+        right, loss_C, scores_C, _ = self._evaluate(_with_stand_ins(block))
         loss_C = np.where(np.isnan(loss_C), np.inf, loss_C)  # diverged
         scores = {"accuracy": _shares(right), "loss": loss_C, **scores_C}
         return {name: np.where(has_some, score_C, np.nan) for name, score_C in scores.items()}
+
+    def _score_training(self) -> dict[str, NDArray[np.float64]]:
+        """Return the accuracy on the training examples, if it is asked for."""
+        if TRAINING_ACCURACY not in self.plan.metrics:
+            return {}
+        block = self.plan.train
+        right, *_ = self._evaluate(_with_stand_ins(block))
+        return {TRAINING_ACCURACY: np.where(block.counts_C.numpy() > 0, _shares(right), np.nan)}
 
     def _score(self, output: Tensor, y: Tensor) -> tuple[Tensor | None, float]:
         learner = self.plan.learner
@@ -321,6 +326,15 @@ class BlockRunner:
         own = {name: table for name, table in tables.items() if not name.startswith(BEST)}
         best = {name.removeprefix(BEST): tables[name] for name in tables if name not in own}
         self.state, self.best = _state_of(like, own), _state_of(like, best) if best else None
+
+
+def _with_stand_ins(block: Block) -> Block:
+    """Return the block with one where a client has no example: not every model takes an empty x."""
+    x, y = (
+        [own if len(own) else own.new_zeros(1, *own.shape[1:]) for own in part]
+        for part in (block.x, block.y)
+    )
+    return dataclasses.replace(block, x=x, y=y)
 
 
 def _tables(state: Any) -> dict[str, Tensor]:
