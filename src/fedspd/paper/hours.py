@@ -13,14 +13,13 @@ from functools import cache
 
 import torch
 
-from fedspd.comparison.jobs import UNUSED
 from fedspd.config import ExperimentConfig, as_dict, clusters_of, validate
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_source
 from fedspd.data.sources import dataset_spec, is_official
 from fedspd.experiment.build import build_learner
-from fedspd.paper.records import key_of, settings_of
+from fedspd.paper.records import key_of, settings_of, unused_keys
 
 DEFAULT_EXAMPLES = 300  # per client, at most
 FORWARD_SHARE = 0.3  # of a gradient step's time that a pass without a gradient takes
@@ -57,7 +56,7 @@ def count_steps(config: ExperimentConfig) -> int:
 
 def count_passes(config: ExperimentConfig) -> int:
     """Return the batches that a model only predicts: losses of every round, and evaluations."""
-    models = 1 if "clusters" in UNUSED.get(config.method, ()) else max(1, clusters_of(config))
+    models = 1 if "clusters" in unused_keys(config) else max(1, clusters_of(config))
     trained = _batches(config, config.data.examples)
     evaluated = trained + _batches(config, config.data.test_examples)
     evaluations = 1 + math.ceil(config.rounds / config.evaluate_every)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedspd.comparison.jobs import UNUSED
+from fedspd.algorithms import METHODS
 from fedspd.config import METHOD_TABLES, ExperimentConfig, as_dict, set_key, validate
 from fedspd.core.errors import ConfigError
 from fedspd.core.imports import options_table
@@ -35,7 +35,7 @@ WITHOUT_EFFECT = ("metrics", "device")  # keys of what is measured, and where
 
 def settings_of(config: ExperimentConfig) -> Json:
     """Return the method, the seed and all values that are not defaults and change the run."""
-    defaults, unused = _defaults(), (*WITHOUT_EFFECT, *UNUSED.get(config.method, ()))
+    defaults, unused = _defaults(), (*WITHOUT_EFFECT, *unused_keys(config))
     values = _without_other_methods(config, as_dict(config))
     changed = {
         key: value
@@ -43,6 +43,12 @@ def settings_of(config: ExperimentConfig) -> Json:
         if value != defaults.get(key) and key.partition(".")[0] not in unused
     }
     return {"method": config.method, "seed": config.seed, **changed}
+
+
+def unused_keys(config: ExperimentConfig) -> tuple[str, ...]:
+    """Return the keys and tables that the config's method does not use."""
+    method = METHODS.get(config.method)
+    return method.UNUSED_KEYS if method else ()
 
 
 def given_settings(config: ExperimentConfig) -> Json:
