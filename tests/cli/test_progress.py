@@ -63,6 +63,17 @@ def test_comparison_progress_renders_a_row_per_method_and_a_bar(jobs):
     assert "38%" in lines[-1]  # 4 + 2 of 16 rounds
 
 
+def test_comparison_progress_weighs_runs_by_their_seconds(jobs):
+    """One run of each method and seed; those of fedspd take three times as long."""
+    seconds = {"fedspd": 30.0, "local": 10.0}
+    progress = ComparisonProgress(jobs, True, lambda config: seconds[config.method])
+    first = next(job for job in jobs if job.config.method == "fedspd")
+    progress.on_start({"run": first.name, "round": 0, "rounds": 3})
+    progress.on_round({"run": first.name, "round": 2, "accuracy": [0.5]})
+    assert progress.total == 80
+    assert progress.fraction == 15 / 80
+
+
 def test_comparison_progress_prints_finished_runs_and_tenths(jobs, capsys):
     """Each round is 6 % of all 16; the second one completes a tenth."""
     progress = ComparisonProgress(jobs, as_json=False)

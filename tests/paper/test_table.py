@@ -202,5 +202,12 @@ def test_values_are_those_of_the_paper(name):
         assert found or (name == "fedavg-first-models" and alone), row
 
 
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
+@pytest.mark.parametrize("name", experiment_names())
+def test_numbers_in_words_are_those_of_the_paper(name):
+    quoted = re.findall(r"\d+\.\d+", load_experiment(name).definition.says)
+    assert [number for number in quoted if number not in PAPER.read_text()] == []
+
+
 def numbers(line: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", line)]

@@ -30,6 +30,7 @@ from fedspd.paper.definition import (
     experiment_names,
     load_experiment,
 )
+from fedspd.paper.hours import run_seconds
 from fedspd.paper.records import Records
 from fedspd.paper.runs import (
     Plan,
@@ -140,7 +141,7 @@ def _show(experiment: PaperExperiment, order: Order) -> None:
             "", *(c.name for c in own.columns), title="The paper's values", box=box.SIMPLE
         )
         for row, values in own.values.items():
-            table.add_row(row, *(f"{value:g}" for value in values))
+            table.add_row(row, *(f"{value:.2f}" for value in values))
         console.print(table)
     first = experiment.cells(order.scale, order.reading)[0]
     where = f"'{first.row.name}', '{first.column.name}'"
@@ -191,7 +192,7 @@ def _run(names: Sequence[str], order: Order) -> int:
         except FedspdError as error:
             errors[name] = error
     jobs = {job.name: job for plan in plans for job in list_missing_jobs(plan, records)}
-    with ComparisonProgress(list(jobs.values()), order.as_json) as progress:
+    with ComparisonProgress(list(jobs.values()), order.as_json, run_seconds) as progress:
         for plan in plans:
             failure = run_plan(plan, records, order.machine, order.device, [progress])
             if failure is not None:

@@ -1,6 +1,6 @@
 """Show the progress of a comparison: live on a terminal, in a few lines elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from rich.console import Group
@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedspd.comparison.jobs import Job
+from fedspd.config import ExperimentConfig
 from fedspd.experiment.progress import ProgressCallback, describe_score, print_line
 from fedspd.storage.atomic import Json
 
@@ -30,11 +31,21 @@ class ComparisonProgress(ProgressCallback):
     and for each tenth of the comparison.
     """
 
-    def __init__(self, jobs: Sequence[Job], as_json: bool) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        as_json: bool,
+        seconds_of: Callable[[ExperimentConfig], float] | None = None,
+    ) -> None:
+        """Weigh runs by `seconds_of` their configs, if it is given; else all rounds count alike."""
         super().__init__(as_json)
         self.jobs = {job.name: job for job in jobs}
         self.completed = dict.fromkeys(self.jobs, 0)  # rounds; the final phase is one more
-        self.total = sum(job.config.rounds + 1 for job in jobs)
+        self.cost = {  # of one round of each run
+            job.name: seconds_of(job.config) / (job.config.rounds + 1) if seconds_of else 1.0
+            for job in jobs
+        }
+        self.total = sum(self.cost[job.name] * (job.config.rounds + 1) for job in jobs)
         self.finished: set[str] = set()
         self.latest: dict[str, tuple[int, str]] = {}  # method -> round, score
         self.last_reported = 0  # tenth of the comparison
@@ -60,8 +71,7 @@ class ComparisonProgress(ProgressCallback):
         if event["round"] > event["rounds"]:
             self.finished.add(event["run"])
         elif self.task is None:  # only now: rounds of an earlier start do not show the speed
-            completed = sum(self.completed.values())
-            self.task = self.bar.add_task("", total=self.total, completed=completed)
+            self.task = self.bar.add_task("", total=self.total, completed=self.done)
         self._update()
 
     def on_round(self, event: Json) -> None:
@@ -78,8 +88,13 @@ class ComparisonProgress(ProgressCallback):
         self._update()
 
     @property
+    def done(self) -> float:
+        """The part of the total that is done."""
+        return sum(self.cost[name] * rounds for name, rounds in self.completed.items())
+
+    @property
     def fraction(self) -> float:
-        return sum(self.completed.values()) / self.total
+        return self.done / self.total
 
     @property
     def percent(self) -> str:
@@ -94,7 +109,7 @@ class ComparisonProgress(ProgressCallback):
     def _update(self) -> None:
         self.last_reported = int(10 * self.fraction)
         if self.task is not None:
-            self.bar.update(self.task, completed=sum(self.completed.values()))
+            self.bar.update(self.task, completed=self.done)
 
     def render(self) -> Group:
         """Return the live table and the bar."""

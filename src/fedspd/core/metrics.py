@@ -195,6 +195,7 @@ def r2(output: Numbers, y: Numbers) -> float:
 CLASS_METRICS = {"macro_f1": macro_f1, "auc": auc}
 REGRESSION_METRICS = {"rmse": rmse, "r2": r2}
 TRAINING_ACCURACY = "training_accuracy"  # the only score that is not of the test examples
+ALL_METRICS = (*CLASS_METRICS, *REGRESSION_METRICS, TRAINING_ACCURACY)
 ERRORS = ("rmse",)  # the lower, the better
 
 

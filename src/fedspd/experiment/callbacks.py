@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedspd.core.errors import ConfigError, MissingExtraError
-from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
+from fedspd.core.metrics import ALL_METRICS
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -110,7 +110,7 @@ class Recorder(Callback):
 
 
 # Fields with a number for each client.
-BY_CLIENT = ("accuracy", "test_loss", "loss", "epsilon", *CLASS_METRICS, *REGRESSION_METRICS)
+BY_CLIENT = ("accuracy", "test_loss", "loss", "epsilon", *ALL_METRICS)
 
 
 class TensorBoard(Callback):

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from fedspd.config import ExperimentConfig, method_options, validate
 from fedspd.core.metrics import (
-    CLASS_METRICS,
+    ALL_METRICS,
     ERRORS,
-    REGRESSION_METRICS,
-    TRAINING_ACCURACY,
     Spread,
     accuracy_by_group,
     adjusted_rand_index,
@@ -197,8 +195,7 @@ def summary(run_folder: RunFolder, digests: list[str], classes: Sequence[str] = 
         totals.add(final)
         if final["event"] == "round":
             last, before = final, final if "accuracy" in final else before
-    known = (*CLASS_METRICS, *REGRESSION_METRICS, TRAINING_ACCURACY)
-    metrics = [name for name in known if name in final]
+    metrics = [name for name in ALL_METRICS if name in final]
     return {
         "method": run_folder.read("run.json")["config"]["method"],
         "rounds": totals.rounds,

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from fedspd.core.block import Block
 from fedspd.core.errors import StorageError
-from fedspd.core.metrics import CLASS_METRICS, REGRESSION_METRICS
+from fedspd.core.metrics import ALL_METRICS
 from fedspd.experiment.events import metrics_fields
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
-METRICS = (*CLASS_METRICS, *REGRESSION_METRICS)
-CLIENT_METRICS = ("accuracy", "test_loss", "loss", "mixture", *METRICS)
+CLIENT_METRICS = ("accuracy", "test_loss", "loss", "mixture", *ALL_METRICS)
 KEPT_CHECKPOINTS = 5  # to roll back to, after a neighbour has spoilt the models
-RESULT_FIELDS = ("accuracy", *METRICS, "mixture", "hash")
+RESULT_FIELDS = ("accuracy", *ALL_METRICS, "mixture", "hash")
 
 
 class Journal:
