@@ -71,7 +71,7 @@ class ComparisonProgress(ProgressCallback):
         if event["round"] > event["rounds"]:
             self.finished.add(event["run"])
         elif self.task is None:  # only now: rounds of an earlier start do not show the speed
-            self.task = self.bar.add_task("", total=self.total, completed=self.done)
+            self.task = self.bar.add_task("", total=self.total, completed=int(self.done))
         self._update()
 
     def on_round(self, event: Json) -> None:
