@@ -12,7 +12,8 @@ one spare row, as a product needs two clients to have the bits that it has with 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,7 +21,15 @@ from torch import Tensor
 
 from fedspd.core.keys import Key
 from fedspd.core.sgd import Descent, Scale, Tables
-from fedspd.core.stacked_layers import Pass, StackedDropout, StackedLayer, round_up, slab
+from fedspd.core.stacked_layers import (
+    Pass,
+    StackedDropout,
+    StackedHeads,
+    StackedLayer,
+    StackedLinear,
+    round_up,
+    slab,
+)
 from fedspd.core.stacked_loss import output_gradient
 from fedspd.core.stacker import stack_layers
 
@@ -53,12 +62,11 @@ class Layout:
             tables[-1][:-1, :size] = model_GP[:, slot.start : slot.start + size]
         return tables
 
-    def unpack(self, tables: Tables, model_GP: Tensor) -> Tensor:
-        """Return the models with the trained parameters of these tables."""
+    def unpack(self, tables: Tables, model_GP: Tensor) -> None:
+        """Give the models the trained parameters of these tables."""
         for slot, table in zip(self.trained, tables, strict=False):
             size = slot.view.numel()
             model_GP[:, slot.start : slot.start + size] = table[:-1, :size]
-        return model_GP
 
     def views(self, tables: Tables, rows: slice) -> list[Tensor]:
         """Return the slots of some rows, each [G, ...]."""
@@ -113,12 +121,19 @@ class Examples:
     start_G1: Tensor  # first row of every client; of the spare one the last row
     width: int  # E, in complete batches
 
+    @cached_property
+    def _places(self) -> tuple[Tensor, list[Tensor]]:
+        """A table of places and the part of every client: views cost as much as a draw."""
+        place_GE = (len(self.y_R) - 1 - self.start_G1).repeat(1, self.width)
+        parts = [row[:count] for row, count in zip(place_GE, self.counts, strict=False)]
+        return place_GE, parts
+
     def shuffle(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return index_GE, the rows of every client's examples in a random order."""
-        order_GE = (len(self.y_R) - 1 - self.start_G1).repeat(1, self.width)
-        for g, (count, generator) in enumerate(zip(self.counts, generators, strict=True)):
-            torch.randperm(count, generator=generator, out=order_GE[g, :count])
-        return order_GE.add_(self.start_G1)
+        place_GE, parts = self._places
+        for count, part, generator in zip(self.counts, parts, generators, strict=True):
+            torch.randperm(count, generator=generator, out=part)
+        return place_GE + self.start_G1
 
 
 def gather(
@@ -145,6 +160,8 @@ class StackedTrainer:
         self.learner, self.layers, self.layout = learner, layers, Layout(learner)
         trained = range(len(self.layout.trained))
         is_trained = [any(slot in trained for slot in layer.slots) for layer in layers]
+        products = StackedLinear | StackedHeads
+        self.last_product = max(n for n, layer in enumerate(layers) if isinstance(layer, products))
         self.first_trained = is_trained.index(True) if any(is_trained) else len(layers)
         self.dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
         self.group_size = max(2, GROUP_BYTES // (self.layout.width * learner.flat.itemsize))
@@ -164,10 +181,12 @@ class StackedTrainer:
         return None if layers is None else cls(learner, layers)
 
     def _groups(self, counts: Sequence[int]) -> Iterator[list[int]]:
-        """Yield members of groups: a few at a time, those with most examples first."""
+        """Yield members of groups of nearly one size, those with most examples first."""
         order = sorted(range(len(counts)), key=lambda c: -counts[c])
-        for start in range(0, len(order), self.group_size):
-            yield order[start : start + self.group_size]
+        groups = max(1, round(len(order) / self.group_size))
+        cuts = [len(order) * number // groups for number in range(groups + 1)]
+        for start, stop in pairwise(cuts):
+            yield order[start:stop]
 
     # ---- training
 
@@ -180,19 +199,22 @@ class StackedTrainer:
         for members in self._groups([len(update.y) for update in updates]):
             if len(updates[members[0]].y) and self.layout.trained:
                 own, own_keys = [updates[c] for c in members], [keys[c] for c in members]
-                trained_CP[members] = self._train_group(trained_CP[members], own, own_keys)
+                rows = _as_rows(members)
+                model_GP = trained_CP[rows]  # a view, or a copy
+                self._train_group(model_GP, own, own_keys)
+                if isinstance(rows, list):
+                    trained_CP[rows] = model_GP
         return trained_CP
 
-    def _train_group(
-        self, model_GP: Tensor, updates: list["LocalUpdate"], keys: list[Key]
-    ) -> Tensor:
+    def _train_group(self, model_GP: Tensor, updates: list["LocalUpdate"], keys: list[Key]) -> None:
+        """Train the models in place."""
         group = _Group(self, model_GP, updates)
         orders = [key.of("order").torch() for key in keys]
         drops = [key.of("dropout").torch() for key in keys] if self.dropouts else []
         for rate in updates[0].rates:
             masks = self._draw_masks(group.examples, drops)
             group.run_epoch(rate, group.examples.shuffle(orders), masks)
-        return self.layout.unpack(group.weights, model_GP)
+        self.layout.unpack(group.weights, model_GP)
 
     def _draw_masks(self, examples: Examples, generators: list[torch.Generator]) -> list[Tensor]:
         """Return the masks of an epoch [G, E, ...]: each client draws those of its examples."""
@@ -205,6 +227,12 @@ class StackedTrainer:
                 masks.append(mask)
             shape = layer.shape_after(shape)
         return masks
+
+
+def _as_rows(members: list[int]) -> slice | list[int]:
+    """Return a slice if the members stand side by side: its rows need no copy."""
+    first, count = members[0], len(members)
+    return slice(first, first + count) if members == [*range(first, first + count)] else members
 
 
 class Programs:
@@ -248,7 +276,8 @@ class Program:
         if self.batch.stride(0) * self.batch.itemsize % 64:
             self.input = slab(self.batch, *self.batch.shape[1:])
         self.layers, value = [], self.input
-        for layer in trainer.layers:
+        for number, layer in enumerate(trainer.layers):
+            of.is_last = number == trainer.last_product
             self.layers.append(layer.bind(value, of))
             value = self.layers[-1].output
         self.output = value

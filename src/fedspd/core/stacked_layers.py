@@ -43,6 +43,7 @@ class Pass:
     momentum: float
     masks: list[Tensor]  # of every dropout layer, [G, B, ...]
     is_pair: bool  # whether there is but one client, and the spare row
+    is_last: bool = False  # whether no product follows the layer that is bound
 
 
 def round_up(count: int) -> int:
@@ -121,7 +122,11 @@ class _Product(BoundLayer):
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None, of: Pass) -> None:
         super().__init__(input)
         rows = input.flatten(1, -2)
-        self.y = slab(input, rows.shape[1], weight.shape[1])
+        shape = rows.shape[1], weight.shape[1]
+        # torch multiplies in one call only into memory without gaps. Nothing multiplies the last
+        # product, so it needs none; the bits stay the same unless a vector is multiplied.
+        has_gaps = not of.is_last or min(*shape, rows.shape[2]) == 1
+        self.y = slab(input, *shape) if has_gaps else input.new_empty(len(input), *shape)
         # Only products with a vector need a second client to have the same bits.
         is_lone = of.is_pair and min(rows.shape[1], *weight.shape[1:]) > 1
         self.own = own = slice(1) if is_lone else slice(None)
