@@ -7,6 +7,7 @@ Shapes: C clients, S models or heads per client, P parameters of a model, E exam
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from fedspd.core.heads import negative_log_likelihood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions, cross_entropy, squared_error
 from fedspd.core.stacked import MOST_PARAMETERS, padded, plan_steps
-from fedspd.models import MLP, CifarCNN, Linear, PaperCNN
+from fedspd.models import MLP, CifarCNN, Embedding, Linear, PaperCNN
 from fedspd.models.dropout import Dropout
 
 KEY = Key(3, round=2)
@@ -171,6 +172,55 @@ def test_examples_of_several_axes_train_as_in_the_loop():
     assert_trained_alike(loop, stacked, examples(shape=(3, 5)))
 
 
+def words(counts: list[int] = COUNTS, dtype: torch.dtype = torch.float64) -> Block:
+    """Examples of three words each, of which the first is in every example, often twice."""
+    data, generator = examples(counts, dtype=dtype), KEY.of("words").torch()
+    x = [torch.randint(11, (count, 3), generator=generator).to(dtype) for count in counts]
+    for own in x:
+        own[:, 0] = 4
+    return replace(data, x=x)
+
+
+def of_words(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(
+        *(Embedding(11, 5), *deepcopy(layers), nn.Flatten()), nn.Linear(15, 3)
+    )
+
+
+@pytest.mark.parametrize("layers", [(), (nn.ReLU(), FixedDropout())], ids=["plain", "dropout"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_embeddings_train_as_in_the_loop(layers, momentum):
+    loop, stacked = twins(of_words(*layers))
+    assert_trained_alike(loop, stacked, words(), momentum=momentum)
+    assert_trained_alike(loop, stacked, words(), weight_CE=table(len(COUNTS), WIDTH))
+    assert_split_alike(loop, stacked, words(), 2)
+
+
+@pytest.mark.parametrize("optimizer", [{"optimizer": "adamw"}, {"clip": 0.1}], ids=str)
+def test_embeddings_train_as_in_the_loop_with_other_optimisers(optimizer):
+    training = TrainingOptions(batch=4, epochs=2, **optimizer)
+    assert_trained_alike(*twins(of_words(), training), words())
+
+
+def test_frozen_embedding_stays_and_the_rest_trains_as_in_the_loop():
+    def factory() -> nn.Module:
+        module = of_words()()
+        module[0].weight.requires_grad_(False)
+        return module
+
+    assert_trained_alike(*twins(factory), words())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_embeddings_have_the_same_bits_in_any_block(dtype):
+    learner = Learner(of_words(nn.Tanh()), TrainingOptions(batch=10, epochs=2), dtype=dtype)
+    data = words([40, 7, 23, 0, 12, 40, 3, 1], dtype)
+    model_CP = first_models(learner, len(data))
+    expected = learner.train(model_CP, data, KEY)
+    for rows in ([6, 0, 3], [7, 5, 4, 2, 1], [5], [7]):
+        assert torch.equal(learner.train(model_CP[rows], data.select(rows), KEY), expected[rows])
+
+
 def test_frozen_parameters_stay_and_the_others_train_as_in_the_loop():
     def factory() -> nn.Module:
         module = MLP((5,), 3, hidden=6)
@@ -300,9 +350,10 @@ def hooked() -> nn.Module:
         tied,
         hooked,
         lambda: nn.Sequential(nn.Linear(5, 3), nn.Flatten(0)),
+        lambda: nn.Sequential(nn.Linear(5, 3), Embedding(4, 2), nn.Flatten(), nn.Linear(6, 3)),
         lambda: nn.Linear(1000, 1 + MOST_PARAMETERS // 1000),
     ],
-    ids=["cnn", "cifar", "norm", "softmax", "own layer", "tied", "hook", "flat", "large"],
+    ids=["cnn", "cifar", "norm", "softmax", "own layer", "tied", "hook", "flat", "words", "large"],
 )
 def test_other_models_stay_in_the_loop(factory):
     assert Learner(factory).stacked_trainer is None

@@ -6,7 +6,7 @@ stand in slabs: each client's values, then a gap up to the next multiple of `ALI
 gap also keeps the last values of a client out of another kernel's tail.
 
 Shapes: G clients, B examples of a batch, I inputs and O outputs of a layer, H inputs of the heads,
-S heads, K outputs of each, Q parameters of each.
+S heads, K outputs of each, Q parameters of each; R words of a batch, D values of each.
 """
 
 import math
@@ -247,6 +247,47 @@ def _split(layer: StackedHeads, slot: int, values: Any) -> Any:
         return V, D_GSQ[:, :, -biases:]
     own = D_GSQ[:, :, : D_GSQ.shape[2] - biases]
     return V, own.unflatten(2, (layer.outputs, -1))
+
+
+# ---- embeddings
+
+
+class StackedEmbedding(StackedLayer):
+    """The vectors of words, or of other categories: [G, B, ...] becomes [G, B, ..., D]."""
+
+    def __init__(self, weight: int, size: int) -> None:
+        self.weight, self.size = weight, size
+        self.slots = (weight,)
+
+    def shape_after(self, shape: Shape) -> Shape:
+        return (*shape, self.size)
+
+    def bind(self, input: Tensor, of: Pass) -> BoundLayer:
+        return _Embedding(self, input, of)
+
+
+class _Embedding(BoundLayer):
+    def __init__(self, layer: StackedEmbedding, input: Tensor, of: Pass) -> None:
+        super().__init__(input)
+        self.weight, self.velocity = of.weights[layer.weight], of.velocity[layer.weight]
+        self.momentum = of.momentum
+        self.client_G1 = torch.arange(len(input))[:, None]
+        self.output = slab(input, *input.shape[1:], layer.size)
+
+    def forward(self) -> None:
+        self.word_GR = self.input.flatten(1).long()
+        self.output.copy_(self.weight[self.client_G1, self.word_GR].view(self.output.shape))
+
+    def connect(self, d: Tensor, needs_input: bool) -> Tensor:
+        self.d = d
+        return self.input  # a word has no gradient, and nothing before it is trained
+
+    def backward(self) -> None:
+        if self.velocity is not None:
+            d_GRD = self.d.flatten(1, -2)
+            self.velocity.mul_(self.momentum)
+            # One after another, in the order of a client's own words.
+            self.velocity.index_put_((self.client_G1, self.word_GR), d_GRD, accumulate=True)
 
 
 @dataclass(frozen=True)

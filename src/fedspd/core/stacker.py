@@ -10,6 +10,7 @@ from fedspd.core.stacked_layers import (
     ELEMENTWISE,
     StackedActivation,
     StackedDropout,
+    StackedEmbedding,
     StackedFlatten,
     StackedHeads,
     StackedLayer,
@@ -98,6 +99,8 @@ def stack_layers(module: nn.Module, views: Sequence[Tensor]) -> list[StackedLaye
     joins_examples = any(isinstance(x, StackedFlatten) and not x.has_axis for x in layers)
     if not products or (joins_examples and products[-1].outputs > 1):
         return None
+    if any(isinstance(x, StackedEmbedding) for x in layers[layers.index(products[0]) :]):
+        return None  # words are no function of what is trained before them
     for i, (before, layer) in enumerate(pairwise(list(layers)), start=1):
         if isinstance(layer, StackedReLU) and before in products:
             layers[i] = StackedReLU(in_place=True)

@@ -2,6 +2,7 @@
 
 from fedspd.models.cnn import CifarCNN, PaperCNN
 from fedspd.models.dense import MLP, Linear
+from fedspd.models.embedding import Embedding
 from fedspd.models.mobilenet import MobileNetV2
 from fedspd.models.options import MODELS, ModelOptions
 from fedspd.models.registry import build_model
@@ -10,6 +11,7 @@ __all__ = [
     "MLP",
     "MODELS",
     "CifarCNN",
+    "Embedding",
     "Linear",
     "MobileNetV2",
     "ModelOptions",
