@@ -3,6 +3,9 @@
 Shapes: C clients, P parameters.
 """
 
+import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +31,7 @@ from fedspd.experiment.estimate import estimate
 from fedspd.experiment.events import summary
 from fedspd.reporting import figures, network_figure, run_figures
 from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.processes import resident_bytes
 from fedspd.storage.run_folder import RunFolder
 
 
@@ -49,6 +53,29 @@ def measure():
 def test_estimate_is_within_a_tenth_of_the_memory_of_a_run(method, measure):
     experiment, (_, found) = measure(method)
     assert estimate(experiment)["memory"]["total"] == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak of a process")
+def test_estimate_is_within_a_tenth_of_the_peak_of_a_small_run():
+    """Where models are small, the program counts, with all libraries that it has read."""
+    settings = ["clients=40", "rounds=2", "method=fedspd", "model.hidden=256"]
+    arguments = [sys.executable, "-m", "fedspd", "run", *settings, "--json"]
+    shown = subprocess.run([*arguments, "--dry-run"], capture_output=True, check=True).stdout
+    expected = json.loads(shown)["memory"]["total"]
+    config = {"clients": 40, "rounds": 2, "method": "fedspd", "model": {"hidden": 256}}
+    code = f"import fedspd; fedspd.run({config}); print(open('/proc/self/status').read())"
+    command = [sys.executable, "-c", code]
+    status = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    (found,) = [int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line]
+    assert expected == pytest.approx(1024 * found, rel=0.1)
+
+
+def test_estimate_counts_the_libraries_of_the_program():
+    """A fork does not have their pages until it reads them."""
+    experiment = build_experiment(load(None, ["clients=3", "rounds=1", "data.examples=10"]))
+    program = estimate(experiment)["memory"]["program"]
+    assert program == pytest.approx(resident_bytes(), rel=0.05)
 
 
 @pytest.mark.parametrize(

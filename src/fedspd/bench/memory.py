@@ -1,5 +1,6 @@
 """Benchmark of a run's memory, in a fork, which has a peak of its own."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -11,7 +12,7 @@ from fedspd.bench.results import FULL, BenchmarkResult, BenchmarkSize
 from fedspd.config import load
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment, build_experiment
-from fedspd.runtime.processes import Child, peak_bytes
+from fedspd.runtime.processes import Child, MemoryMeter, give_memory_back, resident_bytes
 
 FEATURES, HIDDEN, CLASSES, EXAMPLES = 32, 600, 8, 4
 ROUNDS = 2
@@ -61,18 +62,21 @@ def memory_factor(experiment: Experiment, before: int, peak: int) -> float:
 
 
 def run_bytes(experiment: Experiment) -> tuple[int, int]:
-    """Return the bytes of a process before all steps of a run and at their peak."""
+    """Return the bytes of this process before all steps of a run and at their peak."""
+    gc.collect()
+    give_memory_back()
     with closing(Child("The run", partial(_run, experiment))) as child:
-        before, peak = child.receive()
-    return before, peak
+        added = child.receive()
+    before = resident_bytes()
+    return before, before + added
 
 
 def _run(experiment: Experiment, connection: Connection) -> None:
-    before, engine = peak_bytes(), Simulator(experiment.plan)
+    meter, engine = MemoryMeter(), Simulator(experiment.plan)
     engine.begin()
     for t in range(1, ROUNDS + 1):
         engine.round(t, experiment.topology.at(t))
         engine.measure()
     engine.finish(ROUNDS + 1)
     engine.measure()
-    connection.send((before, peak_bytes()))
+    connection.send(meter.added_bytes())

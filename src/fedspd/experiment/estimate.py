@@ -26,7 +26,13 @@ from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.runtime.plan import Plan
-from fedspd.runtime.processes import Child, give_memory_back, peak_bytes, require_fork
+from fedspd.runtime.processes import (
+    Child,
+    MemoryMeter,
+    give_memory_back,
+    require_fork,
+    resident_bytes,
+)
 from fedspd.storage.atomic import Json
 
 SAMPLED_CLIENTS = 6  # train a round
@@ -190,18 +196,18 @@ def _estimate_memory(experiment: Experiment, plan: Plan, engine: Simulator) -> J
     """Return the bytes at the peak of a run: the program, the clients' states and the rounds."""
     state = engine.state_bytes() / engine.plan.clients
     rehearsed = plan.shrink_to(max(1, round(REHEARSED_STATE_BYTES / state)))
-    program, peak = _measure_memory(_idle(rehearsed), experiment)
-    round_bytes = (peak - program) / rehearsed.clients - state
+    added = _measure_memory(_idle(rehearsed), experiment)
+    round_bytes = added / rehearsed.clients - state
     found = {
-        "program": program,
+        "program": resident_bytes(),
         "state": round(state * plan.clients),
         "rounds": round(round_bytes * plan.clients),
     }
     return {**found, "total": sum(found.values())}
 
 
-def _measure_memory(plan: Plan, experiment: Experiment) -> tuple[int, int]:
-    """Return the bytes in use before idle rounds and at their peak.
+def _measure_memory(plan: Plan, experiment: Experiment) -> int:
+    """Return the bytes that idle rounds add at their peak.
 
     A fork of this process runs them: its memory is freed with it, and it has a peak of its own.
     """
@@ -210,18 +216,18 @@ def _measure_memory(plan: Plan, experiment: Experiment) -> tuple[int, int]:
     graph = _resize(experiment.topology.at(1), plan.clients)
     work = partial(_run_idle_rounds, plan, graph, experiment.config.rounds)
     with closing(Child("The rehearsal of a round", work)) as child:
-        before, peak = child.receive()
-    return before, peak
+        added: int = child.receive()
+    return added
 
 
 def _run_idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connection) -> None:
-    before = peak_bytes()
+    meter = MemoryMeter()
     engine = Simulator(plan)
     engine.begin()
     for t in range(1, min(rounds, MEMORY_ROUNDS) + 1):
         engine.round(t, graph)
     engine.finish(rounds + 1)
-    connection.send((before, peak_bytes()))
+    connection.send(meter.added_bytes())
 
 
 def _resize(graph: Graph, clients: int) -> Graph:

@@ -179,12 +179,8 @@ class MemoryKeeper:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds; 0 on a system that does not tell."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    """Return the memory that this process holds, or its peak on a system that tells no more."""
+    return _status_bytes("VmRSS") or peak_bytes()
 
 
 def peak_bytes() -> int:
@@ -193,6 +189,31 @@ def peak_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class MemoryMeter:
+    """The memory that a fork adds at its peak to what it began with.
+
+    A fork begins without the pages of libraries that its parent has read, and reads them again:
+    they are no memory of its own.
+    """
+
+    def __init__(self) -> None:
+        self.peak, self.files = peak_bytes(), _status_bytes("RssFile")
+
+    def added_bytes(self) -> int:
+        """Return the bytes that were added at the peak so far."""
+        return peak_bytes() - self.peak - (_status_bytes("RssFile") - self.files)
+
+
+def _status_bytes(name: str) -> int:
+    """Return a size of this process that Linux knows; 0 on another system."""
+    try:
+        with open("/proc/self/status") as file:
+            sizes = [line.split()[1] for line in file if line.startswith(f"{name}:")]
+    except OSError:
+        return 0
+    return 1024 * int(sizes[0])
 
 
 def _c_function(name: str) -> Any:
