@@ -69,6 +69,7 @@ def test_suite_runs_every_example():
     run_here = {
         *ON_DIGITS,
         "own_model",
+        "own_adapter",
         "own_method",
         "own_arrays",
         "own_function",
@@ -100,6 +101,15 @@ def test_own_model_learns_and_ends_as_an_ordinary_module(tmp_path):
     printed = run_example("own_model", tmp_path)
     assert_digits_learned(printed)
     assert "Conv2d(1, 16" in printed
+
+
+@pytest.mark.long
+def test_own_adapter_learns_and_sends_adapters_alone(tmp_path):
+    printed = run_example("own_adapter", tmp_path)
+    assert min(percentages(printed)) > 70  # guessing: 10 %
+    # two adapters of rank 4: 4 x 64 and 64 x 4 each; a head of 64 x 10 and 10
+    assert "1674 of 9994 parameters travel" in printed
+    assert "1024 of 9994 parameters travel" in printed
 
 
 def assert_digits_learned(printed: str) -> None:

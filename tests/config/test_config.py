@@ -327,3 +327,9 @@ def test_override_of_another_method_is_refused():
         check_used(["rounds=3", "fedspd.warmup=3"], "fedavg")
     check_used(["options.mu=1"], "a:B")
     check_used(["fedspd.warmup=default", "topology.degree=3"], "fedavg")
+
+
+def test_exchange_only_takes_names_from_the_command_line():
+    assert load(overrides=["exchange.only=0,2.norm"]).exchange.only == ["0", "2.norm"]
+    with pytest.raises(ConfigError, match=r"exchange\.only"):
+        validate({"exchange": {"only": []}})

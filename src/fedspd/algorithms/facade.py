@@ -7,6 +7,7 @@ Shapes: C clients, S clusters, P parameters of a model, B of its body, Q of its 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +21,14 @@ from fedspd.core.exchange import Exchange
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import NO_CLUSTER
+from fedspd.core.travel import Part
 
 
 @dataclass(frozen=True)
 class FACADE(IFCA):
     """S heads on one body at every client; the centers of a state all have that body."""
+
+    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -57,7 +61,9 @@ class FACADE(IFCA):
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         offered_C1Q = heads_CSQ[torch.arange(len(data))[:, None], chosen_C1]
         weight_C1 = data.counts_C[:, None]
-        answer = yield Exchange(chosen_C1, offered_C1Q, weight_C1, all_CS, is_model=is_model)
+        answer = yield Exchange(
+            chosen_C1, offered_C1Q, weight_C1, all_CS, is_model=is_model, part="head"
+        )
         if not data.server:
             others_CS = torch.where(all_CS == chosen_C1, NO_CLUSTER, all_CS)
             answer = answer.with_own(others_CS, heads_CSQ, weight_C1.expand_as(others_CS))

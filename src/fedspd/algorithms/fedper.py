@@ -19,6 +19,7 @@ from fedspd.core.cut import Cut
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.travel import Part
 
 NEWCOMER_EPOCHS = 10  # of a newcomer, on its head alone
 
@@ -37,6 +38,7 @@ class FedPer(Algorithm[State]):
     EXAMPLES_MEET: ClassVar[str | None] = None
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
+    EXCHANGES: ClassVar[tuple[Part, ...]] = ("body",)
 
     clusters: int = 1
 
@@ -89,7 +91,8 @@ def exchange_body(body_CB: Tensor, data: Block) -> Round[Tensor]:
     if not body_CB.shape[1]:
         return body_CB
     only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
-    answer = yield Exchange(only_C1, body_CB[:, None], data.counts_C[:, None], only_C1)
+    weight_C1 = data.counts_C[:, None]
+    answer = yield Exchange(only_C1, body_CB[:, None], weight_C1, only_C1, part="body")
     return answer.mean(only_C1).model_CMP[:, 0]
 
 

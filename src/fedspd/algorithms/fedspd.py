@@ -302,7 +302,8 @@ def align(learner: Learner, state: State, own_CSP: Tensor, neighbourhood: Neighb
 
     A client that changes its labels has averaged across them, so it keeps its own centers.
     """
-    label_CS, note_C = new_labels(own_CSP[:, :, : learner.weights], state.note_C, neighbourhood)
+    own_CSW = neighbourhood.travelling(own_CSP[:, :, : learner.weights])
+    label_CS, note_C = new_labels(own_CSW, state.note_C, neighbourhood)
     changed_C = (label_CS != torch.arange(label_CS.shape[1])).any(1).to(own_CSP.device)
     centers_CSP = torch.where(changed_C[:, None, None], own_CSP, state.centers_CSP)
     return relabelled(replace(state, centers_CSP=centers_CSP), label_CS, note_C)

@@ -69,6 +69,7 @@ from fedspd.core.heads import (
 )
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.travel import Part
 
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 FOLDS = 4  # of a client's examples, in the search
@@ -81,6 +82,7 @@ class FedSPDSplit(Algorithm[State]):
 
     NEEDS_EXAMPLES: ClassVar[bool] = False
     CHOOSES_CLUSTERS: ClassVar[bool] = True
+    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
     EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
         "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
@@ -374,6 +376,7 @@ class FedSPDSplit(Algorithm[State]):
         best_C = best_labelling(answer)
         mean = mean_of_any_cluster(answer, best_C)
         shared_CX = torch.where(mean.received_CM, mean.model_CMP[:, 0], own_C1X[:, 0])
+        shared_CX = answer.keep_home(shared_CX, own_C1X[:, 0])
         P, size = learner.size, first.offsets_CSQ.flatten(1).shape[1]
         # Before the split its neighbours have no D: it joins them after it, with body, V, D and S.
         can_join_C = mean.received_CM[:, 0] & (key.round >= self.warmup)

@@ -163,13 +163,14 @@ def exchange_body(
         data.counts_C[:, None],
         torch.where(joins_C1, all_S, want_CS),
         labelling_C,
+        part="body",
     )
     mean_CB = mean_of_labelling(answer, labelling_C, picked_C1).model_CMP[:, 0]
     if not joins_C1.any():
         return mean_CB
     shared = mean_of_any_cluster(answer, best_labelling(answer))
     shared_CB = torch.where(shared.received_CM, shared.model_CMP[:, 0], body_CB)
-    return torch.where(joins_C1, shared_CB, mean_CB)
+    return answer.keep_home(torch.where(joins_C1, shared_CB, mean_CB), body_CB)
 
 
 def exchange_heads(

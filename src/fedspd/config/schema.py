@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from fedspd.algorithms import METHODS
 from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.learner import TrainingOptions
-from fedspd.core.options import Options
+from fedspd.core.options import Options, split_names
 from fedspd.core.precision import Precision
 from fedspd.data.options import DataOptions
 from fedspd.models import ModelOptions
@@ -59,11 +59,6 @@ def _check_clusters(value: Any) -> Any:
     raise PydanticCustomError("clusters", "an integer from 1, or auto")
 
 
-def _split_names(value: Any) -> Any:
-    """Return the names of a text such as macro_f1,auc, which the command line gives."""
-    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-
-
 class CustomMethodOptions(Options):
     """The options of a custom method, `method = "module:Class"`: the fields of that class."""
 
@@ -100,7 +95,7 @@ class ExperimentConfig(Options):
     evaluate_every: int = Field(
         1, ge=1, description="The number of rounds between two evaluations of all clients."
     )
-    metrics: Annotated[list[MetricName] | None, BeforeValidator(_split_names)] = Field(
+    metrics: Annotated[list[MetricName] | None, BeforeValidator(split_names)] = Field(
         None,
         description="Scores of every client beside its accuracy: `macro_f1`, `auc` (one class "
         "against the rest, averaged) and `training_accuracy` (on the examples that it trains on) "

@@ -17,6 +17,7 @@ from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.travel import Part
 
 State = TypeVar("State")
 Round = Generator[Exchange, Neighbourhood, State]
@@ -67,6 +68,8 @@ class Algorithm(ABC, Generic[State]):
     # What a client trains by, or sends, that depends on several of its examples at once, other than
     # by `learner.train` and `learner.mean_shares`. None: there is no such thing.
     EXAMPLES_MEET: ClassVar[str | None] = "its rounds: it does not set EXAMPLES_MEET = None"
+    # What its vectors are: models, or the bodies and heads of learner.cut; the first one is shared.
+    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model",)
     # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False
     # The options that privacy fixes: a value with which nothing unpaid is sent, and why.

@@ -13,15 +13,16 @@ import numpy as np
 import scipy.sparse as sparse
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedspd.core.graph import Graph, LinkRule
 from fedspd.core.learner import one_thread
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.links import link_weights
-from fedspd.core.options import Options
+from fedspd.core.options import Options, split_names
 from fedspd.core.robust import MIN_VOICES, ROBUST, aggregate
+from fedspd.core.travel import Home, Part
 
 MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
 CSR: TypeAlias = "sparse.csr_array[np.float64]"
@@ -37,6 +38,16 @@ class ExchangeOptions(Options):
             "`float32` they travel in the top-level `dtype`."
         ),
     ] = "float32"
+    only: Annotated[
+        list[str] | None,
+        BeforeValidator(split_names),
+        Field(
+            min_length=1,
+            description="The names of modules of the model that travel, such as `0,2.norm`; all "
+            "others stay at home, and every client trains its own. The default is all. Frozen "
+            "parameters never travel.",
+        ),
+    ] = None
 
     def travel_dtype(self, dtype: torch.dtype, is_model: bool) -> torch.dtype:
         """Return the type in which vectors of this type travel; only models are shortened."""
@@ -61,6 +72,7 @@ class Exchange:
     want_CM      the clusters that the client wants to receive; neighbours send no others
     note_C       a small integer that travels with the announcement
     is_model     whether the vectors count as models; False for a few numbers
+    part         what such vectors are, if not models: their bodies or heads, as learner.cut cuts
     """
 
     cluster_CK: Tensor
@@ -69,10 +81,11 @@ class Exchange:
     want_CM: Tensor
     note_C: Tensor | None = None
     is_model: bool = True
+    part: Part = "model"
 
 
 class ReceivedModel(NamedTuple):
-    """A model that came from a neighbour."""
+    """A model that came from a neighbour: the parameters of it that travel."""
 
     client: int
     note: int
@@ -99,6 +112,7 @@ class Neighbourhood:
     degree_C          degrees of the block's clients in the whole graph
     degree_N          degrees of the senders in the whole graph
     is_same_for_all   all clients receive the same and weigh it equally: H has the first one's pairs
+    home              what stayed at home; None: all of the offered vectors travelled
     """
 
     clients: NDArray[np.int64]
@@ -110,6 +124,7 @@ class Neighbourhood:
     degree_N: NDArray[np.int64]
     rule: LinkRule = "uniform"
     is_same_for_all: bool = False
+    home: Home | None = None
 
     @classmethod
     def of(
@@ -141,11 +156,53 @@ class Neighbourhood:
 
     def own_models(self) -> Tensor:
         """Return model_CKP as the block's clients offered it, so that no method keeps a copy."""
+        if self.home is not None and self.home.offer_CKL is not None:
+            return self.home.offer_CKL
         rows = torch.from_numpy(np.searchsorted(self.sender_ids, self.clients))
         return self.offers.model_CKP[rows.to(self.offers.model_CKP.device)]
 
     def mean(self, want_CM: Tensor) -> Mean:
-        """Return each client's mean of the received models of each wanted cluster (Eq. 1)."""
+        """Return each client's mean of the received models of each wanted cluster (Eq. 1).
+
+        What does not travel is as in the client's own offer of that cluster, else 0.
+        """
+        mean = self._mean(want_CM)
+        if self.home is None:
+            return mean
+        return mean._replace(
+            model_CMP=self.home.complete(mean.model_CMP, self._own_offers(want_CM))
+        )
+
+    def _own_offers(self, want_CM: Tensor) -> Tensor:
+        """Return own_CM: which of its own offers has the wanted cluster; -1: none."""
+        row_of: dict[int, int] = {}
+        for row, sender in enumerate(self.sender_ids):
+            row_of.setdefault(int(sender), row)  # of a silent client, its own offer comes first
+        own_CM = torch.full(want_CM.shape, -1)
+        for c, client in enumerate(self.clients):
+            n = row_of.get(int(client))
+            offered = [] if n is None else self.offers.cluster_CK[n].tolist()
+            for m, cluster in enumerate(want_CM[c].tolist()):
+                if cluster != NO_CLUSTER and cluster in offered:
+                    own_CM[c, m] = offered.index(cluster)
+        return own_CM
+
+    def keep_home(self, model_CML: Tensor, own_CML: Tensor) -> Tensor:
+        """Return the models, with the numbers of own_CML where these do not travel."""
+        if self.home is None:
+            return model_CML
+        return torch.where(self.home.travels_L.to(model_CML.device), model_CML, own_CML)
+
+    def travelling(self, model_CSP: Tensor) -> Tensor:
+        """Return the first parameters of models, those of them that travel, as received ones have.
+
+        They may be cut short: any number of parameters, from the first one.
+        """
+        if self.home is None:
+            return model_CSP
+        return model_CSP[..., self.home.travels_L[: model_CSP.shape[-1]]]
+
+    def _mean(self, want_CM: Tensor) -> Mean:
         average = robust_mean if self.rule in ROBUST else keyed_mean
         if not self.is_same_for_all:
             return average(self, want_CM)
@@ -172,7 +229,12 @@ class Neighbourhood:
         """Return the mean of every cluster; the client's own center where nothing was received."""
         all_CS = torch.arange(centers_CSP.shape[1]).expand(len(centers_CSP), -1)
         mean = self.mean(all_CS)
-        return torch.where(mean.received_CM[:, :, None], mean.model_CMP, centers_CSP)
+        model_CSP = mean.model_CMP
+        if self.home is not None:
+            is_own_CS1 = (self._own_offers(all_CS) >= 0)[:, :, None].to(model_CSP.device)
+            kept_CSP = self.keep_home(model_CSP, centers_CSP)
+            model_CSP = torch.where(is_own_CS1, model_CSP, kept_CSP)
+        return torch.where(mean.received_CM[:, :, None], model_CSP, centers_CSP)
 
     def with_own(self, cluster_CS: Tensor, model_CSP: Tensor, weight_CS: Tensor) -> "Neighbourhood":
         """Return the answer with models of each client's own, which it did not offer.

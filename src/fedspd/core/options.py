@@ -1,5 +1,7 @@
 """The base of every table of a config. Options are declared beside the code that uses them."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +11,8 @@ class Options(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+def split_names(value: Any) -> Any:
+    """Return the names of a text such as macro_f1,auc, which the command line gives."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value

@@ -21,9 +21,12 @@ from fedspd.core.contract import (
     check_round,
     check_state,
 )
+from fedspd.core.errors import MethodError
 from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Release
 from fedspd.core.metrics import TRAINING_ACCURACY, CenterMoments, score
+from fedspd.core.travel import Home, Part
 from fedspd.privacy.accounts import Accounts
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
@@ -52,6 +55,7 @@ class BlockRunner:
         self._withheld: Withheld | None = None  # of the exchange, by clients that are silent
         self.accounts = Accounts(plan.limit)
         self._releases: dict[int, list[Release]] = {}  # since they were last taken
+        self._home: Home | None = None  # what of the offers of this exchange stays here
 
     def begin(self) -> None:
         """Take the state before round 1."""
@@ -73,8 +77,10 @@ class BlockRunner:
     def join(self, neighbourhood: Neighbourhood, round: int) -> None:
         """Take the state of newcomers that join after this round."""
         plan = self.plan
-        key = plan.key.at(round)
-        state = plan.algorithm.join(plan.learner, plan.train, neighbourhood, key)
+        key, answer = plan.key.at(round), neighbourhood
+        if plan.travel is not None:
+            answer = dataclasses.replace(neighbourhood, home=self.blank_share()[1])
+        state = plan.algorithm.join(plan.learner, plan.train, answer, key)
         self.state = self._checked("join", state)
 
     def start_round(self, round: int) -> Announcements | None:
@@ -98,13 +104,18 @@ class BlockRunner:
         if neighbourhood is not None and self._withheld is not None:
             neighbourhood = restore_own(neighbourhood, self._withheld)
         try:
-            asked = next(method) if neighbourhood is None else method.send(neighbourhood)
+            if neighbourhood is None:
+                asked = next(method)
+            else:
+                answer, self._home = dataclasses.replace(neighbourhood, home=self._home), None
+                asked = method.send(answer)
         except StopIteration as end:
             self._pay()
             self.state, self._round, self._exchange = self._checked("round", end.value), None, None
             return None
         offered = check_exchange(self.plan.algorithm, asked, self.plan.clients)
         self._pay()
+        offered, self._home = self._cut(offered)
         self._offer(self.plan.exchange.round(offered))  # once, for every engine and peer
         return Announcements.of(self.exchange)
 
@@ -112,7 +123,9 @@ class BlockRunner:
         """Offer what newcomers may have, as an exchange that is never answered."""
         cluster_CK, model_CKP = self.plan.algorithm.share(self.state)
         weight_CK = self.plan.train.counts_C[:, None].expand_as(cluster_CK)
-        self._offer(Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK))
+        part = self._shared_part
+        offered, _ = self._cut(Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK, part=part))
+        self._offer(offered)
         return Announcements.of(self.exchange)
 
     def _pay(self) -> None:
@@ -131,6 +144,47 @@ class BlockRunner:
         if rows:
             offered = withhold(offered, rows, self.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS)
         self._exchange = offered
+
+    @property
+    def _shared_part(self) -> Part:
+        """What the vectors of `share` are."""
+        return next(iter(self.plan.algorithm.EXCHANGES), "model")
+
+    def blank_share(self) -> tuple[Exchange, Home | None]:
+        """Return a newcomer's own part: it offers nothing, and wants all that the method shares.
+
+        Beside it stands what stays at home of such vectors.
+        """
+        plan = self.plan
+        state = plan.algorithm.begin(plan.learner, plan.train, plan.key)
+        cluster_CK, model_CKP = plan.algorithm.share(state)
+        wanted = Exchange(
+            cluster_CK=torch.full_like(cluster_CK, NO_CLUSTER),
+            model_CKP=torch.zeros_like(model_CKP),
+            weight_CK=torch.zeros(cluster_CK.shape),
+            want_CM=cluster_CK,
+            part=self._shared_part,
+        )
+        cut, home = self._cut(wanted)
+        home = None if home is None else dataclasses.replace(home, offer_CKL=None)
+        return dataclasses.replace(cut, is_model=False), home  # it may carry more than parameters
+
+    def _cut(self, exchange: Exchange) -> tuple[Exchange, Home | None]:
+        """Return the exchange with the numbers that travel, and what of it stays at home."""
+        plan, model_CKL = self.plan, exchange.model_CKP
+        if plan.travel is None or not exchange.is_model:
+            return exchange, None
+        travels_L = plan.travel.of_part(plan.learner, exchange.part, model_CKL.shape[2])
+        if travels_L is None:
+            if plan.travel.is_chosen and exchange.part != "head":
+                raise MethodError(
+                    f"{type(plan.algorithm).__name__}.round: vectors of {model_CKL.shape[2]} "
+                    f"numbers are not models of {plan.learner.size} parameters, so exchange.only "
+                    "cannot divide them; expected models, or part='body' in the Exchange."
+                )
+            return exchange, None
+        model_CKT = model_CKL[:, :, travels_L.to(model_CKL.device)]
+        return dataclasses.replace(exchange, model_CKP=model_CKT), Home(travels_L, model_CKL)
 
     def _without_counts(self, exchange: Exchange) -> Exchange:
         """Return the exchange with weights of 1 if examples are private: no count is sent."""
@@ -187,7 +241,7 @@ class BlockRunner:
             _as_float64(seen.loss_C),
             _as_float64(seen.mixture_CS),
             None if seen.assignment_CE is None else self._table(seen.assignment_CE),
-            None if seen.centers_CSP is None else _moments(seen.centers_CSP),
+            None if seen.centers_CSP is None else _moments(self._travelling(seen.centers_CSP)),
             None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
             self._tests(right),
             _as_float64(seen.spectrum_CM),
@@ -195,6 +249,11 @@ class BlockRunner:
             self._validate(),
             _by_class(right, self.plan.test.y, classes),
         )
+
+    def _travelling(self, model_CSP: Tensor) -> Tensor:
+        """Return the parameters that travel: clients cannot agree on the others."""
+        travel = self.plan.travel
+        return model_CSP if travel is None else model_CSP[:, :, travel.travels_P]
 
     def _evaluate(
         self, block: Block

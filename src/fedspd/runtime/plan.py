@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.travel import Travel
 from fedspd.privacy.accounts import Limit
 
 GroundTruth = list[NDArray[np.int64]]  # per client, the true distribution of every example
@@ -44,6 +46,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.algorithm.check_learner(self.learner)
+        if self.travel is not None:
+            method, parts = type(self.algorithm).__name__, self.algorithm.EXCHANGES
+            self.travel.check(self.learner, method, parts)
+
+    @cached_property
+    def travel(self) -> Travel | None:
+        """What travels of a model; None: all of it."""
+        return Travel.of(self.learner, self.exchange.only)
 
     @property
     def clients(self) -> int:

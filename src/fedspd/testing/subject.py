@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedspd.core.algorithm import Algorithm, AnyAlgorithm
 from fedspd.core.block import Block
 from fedspd.core.errors import MethodError
+from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
@@ -33,13 +34,16 @@ ROUNDS = 4  # of a reference run
 class Subject:
     """A method under test: its class, the number of clusters and its other options.
 
-    With a mechanism, which protects the examples, the classifier has no BatchNorm.
+    With a mechanism, which protects the examples, the classifier has no BatchNorm. `model` makes
+    another model with so many outputs, and `exchange` says how its parameters travel.
     """
 
     method: Callable[..., AnyAlgorithm]
     clusters: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
     mechanism: Mechanism | None = None
+    model: Callable[[int], nn.Module] | None = None
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
     _references: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -75,8 +79,9 @@ class Subject:
         truth = [np.arange(count) % 2 for count in counts]
         algorithm = self.algorithm(**changes)
         test_truth = [np.arange(3) % 2 for _ in counts]
-        learner = make_learner(task, self.mechanism)
-        return Plan(algorithm, learner, train, test, truth, 2, Key(seed), test_truth)
+        learner = make_learner(task, self.mechanism, self.model)
+        about = 2, Key(seed), test_truth, self.exchange
+        return Plan(algorithm, learner, train, test, truth, *about)
 
     def reference(self, task: str = "classes") -> list[str]:
         """Return the digests of the clients on a path after ROUNDS rounds and the final phase."""
@@ -123,17 +128,24 @@ def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:
     return replace(plan, train=train, test=test, truth=truth, test_truth=test_truth)
 
 
-def make_learner(task: str, mechanism: Mechanism | None = None) -> Learner:
+def make_learner(
+    task: str,
+    mechanism: Mechanism | None = None,
+    model: Callable[[int], nn.Module] | None = None,
+) -> Learner:
     """Return a classifier with BatchNorm, or a dense regression in float64, both with dropout.
 
     The clients of a block train one after another with BatchNorm, and together without.
     """
     training = TrainingOptions(batch=4, epochs=2)
+    factory: Callable[[], nn.Module]
     if task == "classes":
         factory = _classifier if mechanism is None else partial(_classifier, nn.Identity)
+        factory = factory if model is None else partial(model, CLASSES)
         return Learner(factory, training, cross_entropy, mechanism=mechanism)
+    factory = _regression if model is None else partial(model, VALUES)
     dtype = torch.float64
-    return Learner(_regression, training, squared_error, dtype=dtype, mechanism=mechanism)
+    return Learner(factory, training, squared_error, dtype=dtype, mechanism=mechanism)
 
 
 def _classifier(norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> nn.Module:

@@ -8,11 +8,8 @@ import logging
 import time
 from typing import Any
 
-import torch
-
 from fedspd.core.errors import NodeError
 from fedspd.core.exchange import Exchange, Neighbourhood
-from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.robust import ROBUST
 from fedspd.node.peer.answers import Answer, build_neighbourhood
 from fedspd.node.peer.context import NodeContext
@@ -247,7 +244,7 @@ class Peer:
 
     async def _join(self) -> None:
         """Take a newcomer's first models from its neighbours, in the round that they are in."""
-        blank = await asyncio.to_thread(self._build_blank_offer)
+        blank, _ = await asyncio.to_thread(self.runner.blank_share)
         clusters, answers = tuple(blank.want_CM[0].tolist()), []
         for neighbour in self.detector.live_neighbours() if clusters else ():
             if offer := await self.protocol.fetch_shared(neighbour.name, blank):
@@ -266,16 +263,3 @@ class Peer:
             self.privacy.begin_join(neighbourhood)
         await asyncio.to_thread(self.runner.join, neighbourhood, t)
         log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
-
-    def _build_blank_offer(self) -> Exchange:
-        """Return a newcomer's own part: it offers nothing, and wants all that the method shares."""
-        plan = self.runner.plan
-        state = plan.algorithm.begin(plan.learner, plan.train, plan.key)
-        cluster_CK, model_CKP = plan.algorithm.share(state)
-        return Exchange(
-            cluster_CK=torch.full_like(cluster_CK, NO_CLUSTER),
-            model_CKP=torch.zeros_like(model_CKP),
-            weight_CK=torch.zeros(cluster_CK.shape),
-            want_CM=cluster_CK,
-            is_model=False,  # it may carry more than parameters
-        )
