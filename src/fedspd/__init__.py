@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from fedspd.core.errors import FedspdError
     from fedspd.experiment.callbacks import Callback, StopRun
     from fedspd.experiment.runner import Result, run
+    from fedspd.experiment.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 __all__ = [
     "Callback",
     "ComparisonResult",
     "FedspdError",
+    "MLflow",
     "Result",
     "StopRun",
+    "TensorBoard",
+    "WeightsAndBiases",
     "compare",
     "load",
     "open",
@@ -39,6 +43,9 @@ _MODULES = {
     "Result": "fedspd.experiment.runner",
     "Callback": "fedspd.experiment.callbacks",
     "StopRun": "fedspd.experiment.callbacks",
+    "MLflow": "fedspd.experiment.trackers",
+    "TensorBoard": "fedspd.experiment.trackers",
+    "WeightsAndBiases": "fedspd.experiment.trackers",
     "load": "fedspd.config",
     "FedspdError": "fedspd.core.errors",
 }

@@ -8,7 +8,8 @@ import pytest
 
 import fedspd
 from fedspd.core.errors import MissingExtraError
-from fedspd.experiment.callbacks import TensorBoard, notify
+from fedspd.experiment.callbacks import notify
+from fedspd.experiment.trackers import TensorBoard
 
 TINY = {
     "method": "fedspd",
@@ -24,6 +25,10 @@ TINY = {
 def test_callback_receives_what_is_recorded(event_log):
     result = fedspd.run(TINY, callbacks=[event_log])
     start, *recorded = event_log.events
+    config = start.pop("config")
+    assert (config["method"], config["rounds"]) == ("fedspd", 2)
+    assert "fedspd" in config
+    assert "fedavg" not in config  # the options of another method
     assert start == {"event": "start", "round": 0, "rounds": 2, "method": "fedspd"}
     assert recorded == result.events()
     assert event_log.alarms == []

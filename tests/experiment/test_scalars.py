@@ -1,6 +1,6 @@
 """Every number of an event, as trackers of experiments take them."""
 
-from fedspd.experiment.callbacks import scalars
+from fedspd.experiment.trackers import scalars
 
 
 def test_lists_by_client_become_means_and_other_lists_one_number_each():

@@ -15,9 +15,10 @@ from fedspd.config import ExperimentConfig, check_used, load, parse_override, sp
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment
-from fedspd.experiment.callbacks import Callback, TensorBoard
+from fedspd.experiment.callbacks import Callback
 from fedspd.experiment.estimate import estimate
 from fedspd.experiment.progress import RunProgress
+from fedspd.experiment.trackers import TensorBoard
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 

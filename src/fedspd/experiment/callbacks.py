@@ -1,17 +1,13 @@
 """Callbacks: objects that follow a run while it trains.
 
-Pass them to `fedspd.run(..., callbacks=[...])`. The records, TensorBoard and the progress bar of
+Pass them to `fedspd.run(..., callbacks=[...])`. The records, the trackers and the progress bar of
 the command line are callbacks too.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedspd.core.errors import ConfigError, MissingExtraError
-from fedspd.core.metrics import ALL_METRICS
+from fedspd.core.errors import ConfigError
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -36,7 +32,7 @@ class Callback:
         """Called when a run starts, resumes, or goes back to its last checkpoint after a failure.
 
         `event` has `round`, the number of rounds that are done (`rounds` + 1 with the final phase),
-        `rounds` and `method`.
+        `rounds`, `method` and `config`.
         """
 
     def on_round(self, event: Json) -> None:
@@ -107,66 +103,3 @@ class Recorder(Callback):
 
     def on_final(self, event: Json) -> None:
         self.folder.append(event)
-
-
-# Fields with a number for each client.
-BY_CLIENT = ("accuracy", "test_loss", "loss", "epsilon", *ALL_METRICS)
-
-
-class TensorBoard(Callback):
-    """The callback that writes scalars for TensorBoard, one point per round and field.
-
-    That is every number of an event: of lists over clients the mean, of other lists each value.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtraError.of("TensorBoard", "tensorboard") from None
-        self.folder = folder
-        self.writer_class: Any = SummaryWriter
-        self.writer: Any = None
-
-    def on_start(self, event: Json) -> None:
-        if self.writer is None:  # only now: a run that is refused must leave no folder behind
-            self.writer = self.writer_class(str(self.folder))
-
-    def on_round(self, event: Json) -> None:
-        for name, value in scalars(event).items():
-            self.writer.add_scalar(name, value, event["round"])
-        self.writer.flush()
-
-    def on_final(self, event: Json) -> None:
-        self.on_round(event)
-
-
-def scalars(event: Json, prefix: str = "") -> dict[str, float]:
-    """Return the numbers of an event by name, as trackers of experiments take them.
-
-    A list by client becomes its mean, and any other list of numbers one entry for each.
-    """
-    found: dict[str, float] = {}
-    for name, value in event.items():
-        if name in ("round", "traffic", "edges", "table"):
-            continue
-        if isinstance(value, dict):
-            found |= scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, bool | str) or value is None:
-            continue
-        elif isinstance(value, list):
-            found |= _list_scalars(f"{prefix}{name}", value)
-        else:
-            found[f"{prefix}{name}"] = float(value)
-    return found
-
-
-def _list_scalars(name: str, values: list[Any]) -> dict[str, float]:
-    if values and isinstance(values[0], list):  # the mixture: the mean share of every cluster
-        columns = zip(*values, strict=True)
-        return {f"{name}/{s}": float(np.mean(column)) for s, column in enumerate(columns)}
-    known = [(i, v) for i, v in enumerate(values) if isinstance(v, int | float)]
-    field = name.rpartition("/")[2].removeprefix("validation_")
-    if field in BY_CLIENT and known:
-        return {name: float(np.mean([v for _, v in known]))}
-    return {f"{name}/{i}": float(v) for i, v in known}

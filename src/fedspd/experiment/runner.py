@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspd.config import ExperimentConfig, config_hash, load, validate
+from fedspd.config import (
+    ExperimentConfig,
+    as_dict,
+    config_hash,
+    load,
+    validate,
+    without_other_methods,
+)
 from fedspd.core.errors import ConfigError, StorageError, WorkerError
 from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
@@ -200,6 +207,7 @@ class _Training:
         """Train to the end; go back to the last checkpoint whenever a block is lost."""
         config, warnings = self.experiment.config, self._warnings()
         start: Json = {"event": "start", "rounds": config.rounds, "method": config.method}
+        start["config"] = without_other_methods(as_dict(config), config.method)
         start |= {"alarms": warnings} if warnings else {}
         if (budget := build_budget(config)) is not None:
             start["privacy"] = describe(budget)
