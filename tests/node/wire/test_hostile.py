@@ -297,7 +297,7 @@ def test_node_serves_neighbours_beside_1000_idle_connections(secure):
             before = megabytes()
             strangers = await asyncio.to_thread(connect, secure, 1000)
             await check_prompt(secure, d)
-            assert megabytes() - before < 300
+            assert megabytes() - before < 50
             kept = [each for each in strangers if not await asyncio.to_thread(is_closed, each)]
             assert kept == []  # a handshake that never begins times out, too
             await check_prompt(secure, d)

@@ -13,6 +13,7 @@ import pytest
 from fedspd.core.errors import (
     ConfigError,
     NodeError,
+    RefusedError,
     RejectedError,
     TransportError,
     UnreachableError,
@@ -22,7 +23,7 @@ from fedspd.node.identity.certificates import host_name, now
 from fedspd.node.identity.credentials import Authority, Credentials
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.wire.codec import WireLimits, encode
-from fedspd.node.wire.grpc_transport import SERVICE, GrpcTransport, TlsContext
+from fedspd.node.wire.grpc_transport import SERVICE, GrpcTransport, TlsContext, _translate
 
 TIMEOUT = 200.0  # seconds: far more than any of these calls needs
 
@@ -265,3 +266,34 @@ def test_plaintext_is_logged_at_every_start(tmp_path, tools, caplog):
 
     run(work())
     assert caplog.text.count("insecure plaintext enabled") == 2
+
+
+# ---- neighbours that cannot be reached
+
+
+def test_call_of_a_node_that_does_not_listen_is_refused_at_once(secure):
+    """The neighbour is down at once: nobody waits ten seconds for it to be silent."""
+
+    async def work():
+        async with secure.running("a") as (a,):
+            with pytest.raises(RefusedError, match=r"'b' cannot be reached .*Connection refused"):
+                await a.hello("b", secure.hello(), TIMEOUT)
+
+    run(work())
+
+
+def test_name_that_does_not_resolve_is_refused(secure):
+    """gRPC says so in these words; a real lookup would need a network."""
+    details = "DNS resolution failed for b.plant.example:7700: Domain name not found"
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details)
+    assert isinstance(_translate("b", error), RefusedError)
+    closed = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "Socket closed")
+    assert not isinstance(_translate("b", closed), RefusedError)
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_node_whose_clock_is_400_days_off_does_not_start(secure, days):
+    """So its neighbours find nobody at its address, and go on at once."""
+    with pytest.raises(NodeError, match=r"(expired|not yet valid): .* Set this device's clock"):
+        Credentials.load(secure.folder / "nodes" / "b", lambda: now() + timedelta(days=days))

@@ -16,7 +16,7 @@ UNIT_BYTES = 16 * 1024  # the price of bytes, in frames
 
 
 class FrameGuard:
-    """Follows the frames of one connection; gRPC would keep a header block that never ends."""
+    """Follows the frames of one connection; gRPC would read a header block that never ends."""
 
     def __init__(self) -> None:
         self._skip = len(PREFACE)  # bytes until the next frame

@@ -1,6 +1,6 @@
 """The TLS front of a node: it admits neighbours alone and bounds what each of them can take.
 
-gRPC's server does not say who failed at a handshake, accepts revoked certificates, and keeps
+gRPC's server does not say who failed at a handshake, accepts revoked certificates, and reads
 headers that never end. Therefore a node itself terminates mutual TLS 1.3, and forwards the bytes
 of its neighbours to gRPC's Unix socket, in a folder that only its user can open. The name of the
 front's end of such a connection tells gRPC which neighbour calls: it is random, and known to this
