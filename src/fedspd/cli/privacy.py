@@ -11,7 +11,7 @@ from fedspd.config import ExperimentConfig, load, split_arguments, validate
 from fedspd.core.errors import ConfigError
 from fedspd.core.mechanism import Release
 from fedspd.experiment.build import build_budget
-from fedspd.experiment.events import silence_alarm
+from fedspd.experiment.spending import silence_alarm
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.budget import Budget, describe
 from fedspd.privacy.ledger import RunLedger

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -134,7 +134,7 @@ def alarms(measures: Measures, advice: str = ADVICE) -> list[str]:
         return [f"The loss is not finite: {advice}"] if len(diverged) else []
     found = []
     if len(diverged):
-        found.append(f"The loss is not finite at clients {_listed(diverged)}: {advice}")
+        found.append(f"The loss is not finite at clients {listed(diverged)}: {advice}")
     if measures.table_CSD is not None:
         found += _cluster_alarms(measures.table_CSD[:, : _clusters(measures)])
     if measures.clusters_C is not None and len(np.unique(measures.clusters_C)) > 1:
@@ -153,7 +153,7 @@ def _cluster_alarms(table_CSD: NDArray[np.int64]) -> list[str]:
     found = [f"Cluster {s} is empty at every client." for s in empty]
     if len(switched := switched_clients(table_CSD)):
         found.append(
-            f"Labels are switched at clients {_listed(switched)}: "
+            f"Labels are switched at clients {listed(switched)}: "
             "they name the clusters unlike the rest."
         )
     return found
@@ -165,18 +165,8 @@ def _disagreement(clusters_C: NDArray[np.int64]) -> str:
     return f"The clients found different numbers of clusters: {listed}."
 
 
-def silence_alarm(silent: Iterable[int]) -> list[str]:
-    """Return a sentence about clients whose privacy budget is spent, if there are any."""
-    clients = np.array(sorted(silent))
-    if not len(clients):
-        return []
-    return [
-        f"The privacy budget is spent at clients {_listed(clients)}: they send nothing more, and "
-        "go on listening and training."
-    ]
-
-
-def _listed(clients: NDArray[np.int64]) -> str:
+def listed(clients: NDArray[np.int64]) -> str:
+    """Return the first clients, and how many more there are."""
     shown = ", ".join(map(str, clients[:LISTED_CLIENTS]))
     others = len(clients) - LISTED_CLIENTS
     return f"{shown} and {others} more" if others > 0 else shown

@@ -30,19 +30,14 @@ from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
 from fedspd.experiment.documents import about, check_same, documents, extend
-from fedspd.experiment.events import (
-    divergence_advice,
-    metrics_fields,
-    round_event,
-    silence_alarm,
-    summary,
-)
+from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
 from fedspd.experiment.frames import as_frame, html_table, overview
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
+from fedspd.experiment.spending import add_privacy, silence_alarm
 from fedspd.experiment.validation import BestRound
 from fedspd.privacy.budget import delta_warning, describe
-from fedspd.privacy.ledger import RunLedger, round_entry
+from fedspd.privacy.ledger import RunLedger
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 from fedspd.storage.history import history, reach
@@ -298,12 +293,8 @@ class _Training:
         rate = self.experiment.plan.learner.training.rate(t)
         event = round_event(t, rate, report, measures, divergence_advice(config))
         if self.ledger is not None:
-            was_silent, report_of = set(self.ledger.silent), (report.releases, report.traffic)
             is_public = self.experiment.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS
-            entry = round_entry(*report_of, graph, is_public, report.silent, was_silent)
-            event["privacy"] = self.ledger.add_round(entry)
-            if found := silence_alarm(set(report.silent) - was_silent):
-                event["alarms"] = [*event.get("alarms", ()), *found]
+            add_privacy(event, self.ledger, report, graph, is_public)
         if config.topology.remove:
             event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
         return event

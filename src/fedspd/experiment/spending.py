@@ -1,0 +1,36 @@
+"""What a round spends of its clients' privacy, in its event."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedspd.core.graph import Graph
+from fedspd.engines.engine import RoundReport
+from fedspd.experiment.events import listed
+from fedspd.privacy.ledger import RunLedger, round_entry
+from fedspd.storage.atomic import Json
+
+
+def add_privacy(
+    event: Json, ledger: RunLedger, report: RoundReport, graph: Graph, is_public: bool
+) -> None:
+    """Add a round to the ledger, and to its event what it released and who stopped sending.
+
+    is_public   whether announcements follow from public things alone
+    """
+    was_silent = set(ledger.silent)
+    about = report.releases, report.traffic, graph, is_public, report.silent, was_silent
+    event["privacy"] = ledger.add_round(round_entry(*about))
+    if found := silence_alarm(set(report.silent) - was_silent):
+        event["alarms"] = [*event.get("alarms", ()), *found]
+
+
+def silence_alarm(silent: Iterable[int]) -> list[str]:
+    """Return a sentence about clients whose privacy budget is spent, if there are any."""
+    clients = np.array(sorted(silent))
+    if not len(clients):
+        return []
+    return [
+        f"The privacy budget is spent at clients {listed(clients)}: they send nothing more, and "
+        "go on listening and training."
+    ]
