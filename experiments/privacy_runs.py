@@ -158,11 +158,11 @@ def curve_runs() -> dict[str, Tree]:
     runs: dict[str, Tree] = {}
     for seed in SEEDS:
         runs[f"local-none-{seed}"] = {**LOCAL, "seed": seed}
-        for budget in (4.0, 8.0, 2.0, None, 1.0, 0.5):
-            for method in METHODS:
-                tree = {**PRIVATE, "method": method, "seed": seed}
-                name = "none" if budget is None else f"{budget:g}"
-                runs[f"{method}-{name}-{seed}"] = tree if budget is None else private(tree, budget)
+        for method in METHODS:
+            tree = {**PRIVATE, "method": method, "seed": seed}
+            for budget in (4.0, 1.0, 8.0, 2.0, 0.5):
+                runs[f"{method}-{budget:g}-{seed}"] = private(tree, budget)
+            runs[f"{method}-none-{seed}"] = tree
     return runs
 
 

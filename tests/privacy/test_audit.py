@@ -1,23 +1,32 @@
 """Audits that can fail: they find what is not private, and no more than a claim permits."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedspd.algorithms.fedavg import FedAvg
 from fedspd.core.block import Block
+from fedspd.core.exchange import Neighbourhood
+from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, LocalUpdate, TrainingOptions, cross_entropy, squared_error
 from fedspd.core.mechanism import Mechanism
+from fedspd.data.custom import load_source
+from fedspd.data.federation import scale_inputs
 from fedspd.privacy.accountant import epsilon
-from fedspd.privacy.audit import Attack, permitted_advantage
+from fedspd.privacy.audit import Attack, advantage_error, attainable_bound, permitted_advantage
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.privacy.per_example import PerExampleGradients
 from fedspd.privacy.randomness import Draws
+from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.plan import Plan
 
 DELTA = 1e-5
+HALF_WAY = 0.5e-6  # of the step of one_step's canary, which both sides know
 
 
 # ---- one step of the mechanism alone
@@ -89,16 +98,34 @@ def claimed(mechanism: DPSGD) -> float:
     return epsilon([mechanism.update_release(1)], DELTA)
 
 
-@pytest.mark.parametrize(
-    ("trials", "least"), [(400, 2.0), pytest.param(10_000, 3.6, marks=pytest.mark.long)]
-)
-def test_one_step_audit_finds_most_of_the_claim_and_no_more(trials, least):
-    """With 5,000 counted trials the bound is 4.0 on average; 3.6 is three standard errors below."""
+@pytest.mark.parametrize("trials", [400, pytest.param(10_000, marks=pytest.mark.long)])
+def test_one_step_audit_finds_as_much_of_the_claim_as_its_trials_allow_and_no_more(trials):
+    """What to expect follows from the number of trials: 1.25 of 4.38 with 400, 3.69 with 10,000."""
     mechanism = step_of(DPSGD)
     attack = one_step(mechanism, trials)
     assert claimed(mechanism) == pytest.approx(4.377, abs=1e-3)
-    assert least < attack.gaussian_bound(DELTA) < claimed(mechanism)
+    least = attainable_bound(1.0, trials, DELTA)
+    assert least < attack.gaussian_bound(HALF_WAY, DELTA) < claimed(mechanism)
     assert attack.epsilon_bound(DELTA) < claimed(mechanism)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("share", "is_caught"), [(1.0, False), (0.8, True), (1.3, False)])
+def test_audit_with_many_trials_catches_a_fifth_less_noise(share, is_caught):
+    """It also tells that there is more noise than claimed: the bound is then below the least."""
+    broken = step_of(DPSGD, noise=share)
+    bound = one_step(broken, 10_000).gaussian_bound(HALF_WAY, DELTA)
+    honest = claimed(step_of(DPSGD))
+    assert (bound > honest) == is_caught
+    assert (bound > attainable_bound(1.0, 10_000, DELTA)) == (share <= 1.0)
+
+
+def test_attainable_bound_grows_with_the_trials_up_to_the_claim():
+    found = [attainable_bound(1.0, trials, DELTA) for trials in (100, 400, 10_000, 10**8)]
+    assert found == sorted(found)
+    assert found[1] == pytest.approx(1.25, abs=0.05)
+    assert found[2] == pytest.approx(3.69, abs=0.05)
+    assert found[3] == pytest.approx(4.377, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -116,30 +143,48 @@ def test_broken_mechanism_is_caught(broken, rate, noise):
 # ---- membership inference against what a neighbour sees
 
 
-def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return examples whose labels are noise: a model can only remember them."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 20, generator=generator)
-    return x, torch.randint(4, (count,), generator=generator)
+DIGITS, ROUNDS = 20, 2
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    """Return real digits; the first one is the canary, whose label is wrong."""
+    source = load_source("digits")
+    x = scale_inputs(source.train.x[: 2 * DIGITS]).flatten(1)
+    y = torch.from_numpy(np.asarray(source.train.y[: 2 * DIGITS])).long()
+    y[0] = (y[0] + 5) % 10
+    return x, y
+
+
+def neighbour_view(mechanism: Mechanism | None, trial: int, has_canary: bool) -> float:
+    """Return the canary's mean loss under the models that client 0 sends to its neighbour."""
+    training = TrainingOptions(lr=0.2, momentum=0.5, batch=DIGITS, epochs=10, first_round_factor=1)
+    learner = Learner(lambda: nn.Linear(64, 10), training, cross_entropy, mechanism=mechanism)
+    x, y = digits()
+    own, others = slice(0 if has_canary else 1, DIGITS), slice(DIGITS, None)
+    data = Block([0, 1], 2, [x[own], x[others]], [y[own], y[others]], DIGITS)
+    truth = [np.zeros(len(part), int) for part in data.y]
+    key = Key(trial).of(str(has_canary))
+    runner = BlockRunner(Plan(FedAvg(), learner, data, data, truth, 1, key))
+    runner.begin()
+    losses = []
+    for t in range(1, ROUNDS + 1):
+        runner.start_round(t)
+        sent_P = runner.exchange.model_CKP[0, 0]
+        losses.append(float(learner.loss(learner.outputs(sent_P, x[:1]), y[:1])))
+        runner.advance(Neighbourhood.of(Graph.from_edges(2, [(0, 1)]), [0, 1], runner.exchange))
+    return float(np.mean(losses))
 
 
 def membership(mechanism: Mechanism | None, shadows: int) -> tuple[Attack, Attack]:
-    """Attack the model that a neighbour receives: loss threshold, and likelihood ratio.
+    """Attack the models that a neighbour receives: loss threshold, and likelihood ratio.
 
     The ratio compares a canary's loss with those under shadow models with and without it.
     """
-    training = TrainingOptions(lr=0.2, momentum=0.5, batch=20, epochs=20, first_round_factor=1)
-    x, y = digits(20, 0)
-
-    def loss(trial: int, has_canary: bool) -> float:
-        rows = slice(0 if has_canary else 1, None)
-        learner = Learner(lambda: nn.Linear(20, 4), training, cross_entropy, mechanism=mechanism)
-        data = Block([0], 1, [x[rows]], [y[rows]], 20)
-        start = learner.draw(Key(0))[None]
-        model_CP = learner.train(start, data, Key(trial, 1).of(str(has_canary)))
-        return float(learner.loss(learner.outputs(model_CP[0], x[:1]), y[:1]))
-
-    losses = {has: np.array([loss(t, has) for t in range(2 * shadows)]) for has in (True, False)}
+    losses = {
+        has: np.array([neighbour_view(mechanism, t, has) for t in range(2 * shadows)])
+        for has in (True, False)
+    }
     seen, shadow = (
         {has: own[part] for has, own in losses.items()}
         for part in (slice(shadows), slice(shadows, None))
@@ -161,17 +206,21 @@ def private_mechanism() -> tuple[DPSGD, float]:
     return mechanism, epsilon([mechanism.update_release(20)], 1e-3)
 
 
-@pytest.mark.parametrize("shadows", [30, pytest.param(300, marks=pytest.mark.long)])
-def test_membership_is_plain_without_privacy_and_within_the_budget_with_it(shadows):
-    for attack in membership(None, shadows):
+def test_membership_of_a_digit_is_plain_without_privacy():
+    """Nearly all canaries are found: by chance, less than once in a million."""
+    for attack in membership(None, 15):
         assert attack.advantage() > 0.9
+
+
+@pytest.mark.parametrize("shadows", [8, pytest.param(400, marks=pytest.mark.long)])
+def test_membership_of_a_digit_is_within_the_budget_with_privacy(shadows):
     mechanism, cost = private_mechanism()
     assert 0.5 < cost <= 1.0
-    error = 2 * np.sqrt(2 * 0.25 / shadows)  # of a difference of two rates
+    permitted = permitted_advantage(cost, 1e-3) + advantage_error(shadows)
+    assert shadows < 100 or permitted < 0.7  # it means something: without privacy it is 0.9
     for attack in membership(mechanism, shadows):
         assert attack.epsilon_bound(1e-3) <= cost
-        assert attack.advantage() <= permitted_advantage(cost, 1e-3) + error
-        assert abs(attack.auc() - 0.5) < 0.5 * permitted_advantage(cost, 1e-3) + error
+        assert attack.advantage() <= permitted
 
 
 def test_permitted_advantage_grows_to_one():

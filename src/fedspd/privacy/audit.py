@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
-from scipy.stats import beta
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta, binom
 
 from fedspd.privacy.accountant import gaussian_epsilon
 
 Scores = NDArray[np.float64]
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of a lower bound on epsilon
+SURE = 0.999  # the chance that an honest mechanism passes an audit
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,14 @@ class Attack:
         best = max(choose._thresholds(), key=lambda value: choose.bound_at(value, delta))
         return count.bound_at(best, delta)
 
-    def gaussian_bound(self, delta: float) -> float:
+    def gaussian_bound(self, threshold: float, delta: float) -> float:
         """Return a lower bound on the epsilon of Gaussian noise without sampling.
 
-        Such noise is known by one number, mu, so that it can be bounded where it shows best (Nasr
-        et al.; USENIX Security 2023).
+        Such noise is known by one number, mu, so that it can be bounded where it shows best: half
+        way between the two cases (Nasr et al.; USENIX Security 2023). The threshold must not be
+        chosen by these scores.
         """
-        choose, count = self._halves()
-        best = max(choose._thresholds(), key=choose.mu_at)
-        mu = count.mu_at(best)
+        mu = self.mu_at(threshold)
         return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
 
     def mu_at(self, threshold: float) -> float:
@@ -92,6 +92,26 @@ class Attack:
     def _rates(self, threshold: float) -> tuple[float, float]:
         hits, false = self._counts(threshold)
         return hits / len(self.with_T), false / len(self.without_T)
+
+
+def attainable_bound(mu: float, trials: int, delta: float) -> float:
+    """Return the `gaussian_bound` that noise of this mu exceeds with the chance SURE, half way.
+
+    It follows from the number of trials alone: an audit that stays below it is not strong enough,
+    or the mechanism adds more noise than it says.
+    """
+    hits = int(binom.ppf((1 - SURE) / 2, trials, ndtr(mu / 2)))
+    high = ndtri(_lower(hits, trials))
+    found = 2 * float(high)  # false positives are as rare as misses
+    return gaussian_epsilon(found, delta) if found > 0 else 0.0
+
+
+def advantage_error(trials: int) -> float:
+    """Return by how much an advantage is at most too large, with the chance SURE.
+
+    It is the bound of Dvoretzky, Kiefer, Wolfowitz and Massart, for all thresholds at once.
+    """
+    return 2 * math.sqrt(math.log(4 / (1 - SURE)) / (2 * trials))
 
 
 def permitted_advantage(epsilon: float, delta: float) -> float:
