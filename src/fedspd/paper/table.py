@@ -27,7 +27,7 @@ SHRUNK = {  # keys that a scale changes, in words
     "rounds": "{} rounds instead of {}",
     "data.examples": "{} examples per client instead of {}",
     "data.name": "{} instead of {}",
-    "model.name": "another model",
+    "model.name": "the model {} instead of {}",
     "model.small": None,
     "training.epochs": "{} local epochs instead of {}",
     "fedspd.final_epochs": "{} epochs in the final phase instead of {}",
@@ -232,7 +232,8 @@ def describe_changes(own: ExperimentConfig, full: ExperimentConfig) -> str:
     words = []
     for key, form in SHRUNK.items():
         if small.get(key) != large.get(key):
-            words.append(form.format(small.get(key), large.get(key)) if form else "a smaller model")
+            values = [tree.get(key) or "the default" for tree in (small, large)]
+            words.append(form.format(*values) if form else "a smaller model")
     return ", ".join(words)
 
 
