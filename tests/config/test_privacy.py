@@ -4,7 +4,7 @@ import pytest
 
 from fedspd.config import as_dict, load, validate
 from fedspd.core.errors import ConfigError
-from fedspd.experiment.build import build_budget, build_experiment
+from fedspd.experiment.build import build_budget, build_experiment, privacy_note
 
 SMALL = {"clients": 3, "rounds": 2, "data": {"examples": 40}, "topology": {"kind": "ring"}}
 
@@ -93,6 +93,21 @@ def test_scaling_by_the_examples_is_refused_unless_the_whole_client_is_protected
     tree = {"method": "fedavg", "data": {"scale": "standard"}}
     assert "data.scale = 'standard'" in refusal(**tree, privacy={"noise": 1.0})
     validate({**SMALL, **tree, "privacy": {"noise": 1.0, "unit": "client"}})
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "part"),
+    [
+        ("fedavg", {"finetune": 0}, "is covered by the budget"),
+        ("fedavg", {"finetune": 2}, "without noise"),
+        ("fedspd-split", {"final_epochs": 0}, "is covered by the budget"),
+        ("fedspd", {"final_epochs": 0}, "shares of its examples"),
+    ],
+)
+def test_export_says_whether_the_budget_covers_it(method, options, part):
+    config = validate({**SMALL, "method": method, method: options, "privacy": {"noise": 1.0}})
+    assert part in privacy_note(config)
+    assert privacy_note(validate({**SMALL, "method": method})) is None
 
 
 def test_rate_follows_from_public_numbers_alone():

@@ -36,6 +36,7 @@ class FedPer(Algorithm[State]):
     """Federated averaging of the body; every client keeps its head."""
 
     EXAMPLES_MEET: ClassVar[str | None] = None
+    HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
     EXCHANGES: ClassVar[tuple[Part, ...]] = ("body",)

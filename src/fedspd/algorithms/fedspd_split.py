@@ -84,6 +84,7 @@ class FedSPDSplit(Algorithm[State]):
     CHOOSES_CLUSTERS: ClassVar[bool] = True
     EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
     EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
+    HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
         "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
         "least_gain": PrivateOption(0.0, "the mean loss of a client would be sent"),

@@ -28,6 +28,7 @@ class Local(Algorithm[State]):
     """Local-only training."""
 
     EXAMPLES_MEET: ClassVar[str | None] = None
+    HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters", "topology", "exchange")
 

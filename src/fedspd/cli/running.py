@@ -14,7 +14,7 @@ from rich.table import Table
 from fedspd.config import ExperimentConfig, check_used, load, parse_override, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.experiment import runner
-from fedspd.experiment.build import build_experiment
+from fedspd.experiment.build import build_experiment, privacy_note
 from fedspd.experiment.callbacks import Callback
 from fedspd.experiment.estimate import estimate
 from fedspd.experiment.progress import RunProgress
@@ -96,6 +96,8 @@ def export(run: Path, client: int, to: Path) -> None:
         raise ConfigError(f"'{run}': a comparison; expected the folder of one of its runs.")
     plan = result.experiment.plan
     save_model(result.model(client), tuple(plan.train.x[0].shape[1:]), plan.learner.dtype, to)
+    if note := privacy_note(result.experiment.config):
+        print(note, file=sys.stderr)
     print(f"Model of client {client}: {to}")
 
 

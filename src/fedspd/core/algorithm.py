@@ -72,6 +72,8 @@ class Algorithm(ABC, Generic[State]):
     EXCHANGES: ClassVar[tuple[Part, ...]] = ("model",)
     # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False
+    # Whether a personal model without a final phase consists of paid parts alone.
+    HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = False
     # The options that privacy fixes: a value with which nothing unpaid is sent, and why.
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {}
     # Keys and tables of a config that the method does not use: any value gives the same run.

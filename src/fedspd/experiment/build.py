@@ -35,7 +35,7 @@ from fedspd.data.labels import Task
 from fedspd.data.partitioning import federate
 from fedspd.experiment.validation import split_validation
 from fedspd.privacy.budget import Budget, Schedule, plan_budget
-from fedspd.privacy.checks import check_model
+from fedspd.privacy.checks import check_model, describe_export
 from fedspd.privacy.randomness import Source
 from fedspd.runtime.plan import GroundTruth, Plan
 
@@ -203,6 +203,13 @@ def build_budget(config: ExperimentConfig) -> Budget | None:
     training = config.training.over(config.rounds)
     schedule = Schedule.of(algorithm, training, config.rounds, examples)
     return plan_budget(config.privacy, schedule)
+
+
+def privacy_note(config: ExperimentConfig) -> str | None:
+    """Return whether the budget covers an exported personal model; None without privacy."""
+    if not config.privacy.is_on:
+        return None
+    return describe_export(method_class(config), method_options(config))
 
 
 # ---- the learner

@@ -53,3 +53,17 @@ def check_model(learner: Learner, x: Tensor) -> None:
             "[privacy]: the model's output for an example depends on the other examples of its "
             "batch; expected a model that sees one example at a time."
         )
+
+
+def describe_export(method: type[AnyAlgorithm], options: Mapping[str, Any]) -> str:
+    """Return what an exported personal model contains, for a person who may give it away."""
+    epochs = options.get("final_epochs", options.get("finetune", 0))
+    if not epochs and method.HAS_PAID_PERSONAL_MODEL:
+        return (
+            "The file has the personal model as it was in the last round: without a final phase, "
+            "it is covered by the budget of [privacy]."
+        )
+    reason = "the final phase has trained it on its examples without noise"
+    if not epochs:
+        reason = "it is blended by shares of its examples, which no noise covers"
+    return f"The file has a client's personal model: [privacy] does not cover it, since {reason}."

@@ -25,11 +25,6 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.storage.run_folder import RunFolder
 
-PRIVACY_NOTE = (
-    "The file has the node's personal model. After the final phase, that is a model trained on its "
-    "own examples without noise: [privacy] does not cover it."
-)
-
 
 def load_runner(bundle: Bundle, state: Path | None = None) -> BlockRunner:
     """Return a runner with the node's state after its last committed round.
