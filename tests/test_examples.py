@@ -13,24 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from fedspd.cli.main import execute
 from fedspd.config import load
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CONFIGS = sorted(EXAMPLES.glob("*.toml"))
 ON_DIGITS = ["own_npz", "own_image_folder", "own_torch_dataset"]
-FEDSPD = [sys.executable, "-c", "from fedspd.cli.main import main; main()"]
-
-
-def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def run_example(name: str, folder: Path) -> str:
@@ -44,21 +32,11 @@ def run_example(name: str, folder: Path) -> str:
 
 
 def run_config(name: str, folder: Path, *settings: str) -> dict:
-    printed = run(
-        [
-            *FEDSPD,
-            "run",
-            str(EXAMPLES / f"{name}.toml"),
-            *settings,
-            "--workers",
-            "1",
-            "--out",
-            "run",
-            "--json",
-        ],
-        folder,
-    )
-    return json.loads(printed.splitlines()[-1])
+    printed = io.StringIO()
+    words = ["run", str(EXAMPLES / f"{name}.toml"), *settings]
+    with chdir(folder), redirect_stdout(printed):
+        assert execute([*words, "--workers", "1", "--out", "run", "--json"]) == 0
+    return json.loads(printed.getvalue().splitlines()[-1])
 
 
 def percentages(text: str) -> list[float]:
@@ -93,7 +71,10 @@ def test_suite_runs_every_example():
     "name", ["own_npz", *(pytest.param(name, marks=pytest.mark.long) for name in ON_DIGITS[1:])]
 )
 def test_example_learns_digits_as_a_program(name, tmp_path):
-    assert_digits_learned(run([sys.executable, str(EXAMPLES / f"{name}.py")], tmp_path))
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_digits_learned(done.stdout)
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 

@@ -157,9 +157,9 @@ def test_compare_reads_a_config_file_and_numbers_its_folders(here, capsys):
     (here / "tiny.toml").write_text(
         'clients = 4\nrounds = 1\n[data]\nexamples = 20\n[topology]\nkind = "ring"\n'
     )
-    for number in (1, 2):
-        assert execute(["compare", "tiny.toml", "--methods", "local", *ONE_SEED]) == 0
-        assert f"runs/compare-digits-{number}/report.html" in capsys.readouterr().out
+    (here / "runs/compare-digits-1").mkdir(parents=True)
+    assert execute(["compare", "tiny.toml", "--methods", "local", *ONE_SEED]) == 0
+    assert "runs/compare-digits-2/report.html" in capsys.readouterr().out
 
 
 def test_compare_rejects_the_folder_of_another_comparison(compared, capsys):

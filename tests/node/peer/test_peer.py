@@ -44,11 +44,12 @@ QUICK = Timeouts(
 )
 # where no peer fails, a busy machine must not make one seem to
 PATIENT = Timeouts(
-    start=120,
-    min_deadline=60,
-    max_deadline=60,
+    start=600,
+    min_deadline=600,
+    max_deadline=600,
+    budget=600,
     heartbeat_interval=0.1,
-    down_after=60,
+    down_after=600,
     linger=0.5,
 )
 METHODS = ("fedspd", "fedavg", "fedem", "fedsoft", "ifca", "pfedme")
@@ -212,7 +213,8 @@ def test_peers_equal_the_simulator_to_the_bit_after_every_round(
 
 def test_peers_send_models_only_to_neighbours_of_the_same_cluster(tmp_path: Path) -> None:
     plant = Plant(build_config(topology={"kind": "complete"}), tmp_path)
-    run_peers(run_all(plant))
+    # without heartbeats, whose number depends on the time that it takes
+    run_peers(run_all(plant, dataclasses.replace(PATIENT, heartbeat_interval=600)))
     engine, expected = Simulator(plant.experiment.plan), 0
     engine.begin()
     for t in range(1, plant.config.rounds + 1):
@@ -222,7 +224,7 @@ def test_peers_send_models_only_to_neighbours_of_the_same_cluster(tmp_path: Path
     # 5 peers have 20 directed links; a parameter has 4 bytes
     all_models = plant.config.rounds * 20 * 4 * plant.experiment.plan.learner.size
     assert expected < all_models
-    # the rest are announcements, heartbeats and names
+    # the rest are announcements and names
     assert expected < sent < 1.1 * expected + 400 * 20 * plant.config.rounds
 
 
