@@ -333,7 +333,11 @@ def test_newcomer_takes_the_models_of_its_neighbours_and_takes_part(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedem", "fedsoft", "ifca", "facade", "fedper", "pfedme", "local"]
+    "method",
+    [
+        *("fedavg", "fedper", "fedem", "local"),
+        *(pytest.param(m, marks=pytest.mark.long) for m in ("fedsoft", "ifca", "facade", "pfedme")),
+    ],
 )
 def test_newcomer_joins_with_any_method(tmp_path: Path, method: str) -> None:
     """A method shares one model, its body, all clusters or nothing, even if clusters = 2."""
