@@ -143,14 +143,14 @@ def test_advise_has_an_answer_for_one_client(capsys):
     assert shown == "local fits these data: there is one client, and nobody to share with.\n"
 
 
-def test_compare_shows_the_loss_of_a_regression(regression, capsys):
+def test_compare_shows_the_rmse_of_a_regression(regression, capsys):
     assert execute(["compare", *regression, *BOTH, "--seeds", "2", "--out", "c"]) == 0
     shown = capsys.readouterr().out
-    assert "Test loss and cost" in shown
+    assert "Test RMSE and cost" in shown
     clients = [read_result(f"c/local,seed={seed}")["clients"] for seed in (0, 1)]
-    loss = np.mean([client["test_loss"] for client in clients])
+    rmse = np.mean([client["rmse"] for client in clients])
     (row,) = [line for line in shown.splitlines() if line.startswith(" local ")]
-    assert f" {loss:.3g} " in row
+    assert f" {rmse:.3g} " in row
 
 
 def test_compare_reads_a_config_file_and_numbers_its_folders(here, capsys):
@@ -243,15 +243,17 @@ def test_report_shows_newcomers(capsys):
     assert "newcomers (%)" in capsys.readouterr().out
 
 
-def test_report_shows_the_loss_of_newcomers_of_a_regression(regression, capsys):
+def test_report_shows_the_rmse_of_newcomers_of_a_regression(regression, capsys):
     words = ["run", *regression, "method=local", "holdout_clients=2", "--workers", "1"]
     assert execute([*words, "--out", "r"]) == 0
-    loss = np.mean(read_result("r")["newcomers"]["test_loss"])
-    assert f"local: newcomers have a test loss of {loss:.3g} on average" in capsys.readouterr().out
+    newcomers = read_result("r")["newcomers"]
+    rmse = np.mean(newcomers["rmse"])
+    assert f"local: newcomers have an RMSE of {rmse:.3g} on average" in capsys.readouterr().out
     assert execute(["report", "r", "--out", "rep"]) == 0
-    assert "newcomers' loss" in capsys.readouterr().out
+    assert "newcomers' RMSE" in capsys.readouterr().out
     (row,) = csv.DictReader(Path("rep/report.csv").read_text().splitlines())
-    assert float(row["newcomers_test_loss"]) == pytest.approx(loss)
+    assert float(row["rmse_newcomers"]) == pytest.approx(rmse)
+    assert float(row["newcomers_test_loss"]) == pytest.approx(np.mean(newcomers["test_loss"]))
 
 
 # ---- the demo
