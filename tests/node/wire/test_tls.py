@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 
 import grpc
@@ -220,14 +221,16 @@ def handshake(world, version):
 # ---- start
 
 
-def test_transport_names_an_address_in_use(secure):
+def test_transport_names_an_address_in_use(secure, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sentence = f"address = '{secure.manifest.member('a').address}': cannot listen there"
 
     async def work():
-        async with secure.running("a"):
+        async with secure.running("a") as (a,):
             other = secure.transport("a")
             with pytest.raises(NodeError, match=sentence):
                 await other.start(secure.nodes["a"])
+            assert list(tmp_path.glob("fedspd-*")) == [a._front._folder]
             await other.stop()
 
     run(work())

@@ -142,6 +142,9 @@ class GrpcTransport(BaseTransport):
                 )
                 self._server.add_insecure_port(self.address)
         except (RuntimeError, OSError):
+            if self._front:
+                self._front.close()  # else its folder would stay
+                self._front = None
             raise NodeError(
                 f"address = '{self.address}': cannot listen there; expected a free port of this "
                 "machine. Stop the process that uses the port, or set --listen."
