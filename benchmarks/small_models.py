@@ -18,32 +18,35 @@ from fedspd.models import MLP
 
 KEY = Key(0, round=2)
 TURNS = 4
-CASES = (  # features, clients, examples of each, batch
-    (64, 1, 72, 10),
-    (64, 20, 72, 10),
-    (64, 20, 72, 50),
-    (64, 200, 72, 10),
-    (64, 200, 72, 50),
-    (784, 1, 300, 50),
-    (784, 20, 300, 50),
+CASES = (  # features, clients, examples of each, batch, local epochs
+    (64, 1, 72, 10, 5),
+    (64, 20, 72, 10, 5),
+    (64, 20, 72, 50, 5),
+    (64, 200, 72, 10, 5),
+    (64, 200, 72, 50, 5),
+    (784, 1, 300, 50, 5),
+    (784, 20, 300, 50, 5),
+    *((features, clients, 50, 50, 1) for features in (64, 784) for clients in (1, 20)),
 )
 
 
 def main() -> None:
     """Print one row for every case."""
-    for features, clients, examples, batch in CASES:
-        cells = [f"{features}", f"{clients}", f"{batch}"]
+    for case in CASES:
+        features, clients, examples, batch, epochs = case
+        steps = epochs * -(-examples // batch)
+        cells = [f"{features}", f"{clients}", f"{batch}", f"{steps}"]
         for only in (False, True):
-            loop, together = measure(features, clients, examples, batch, only)
+            loop, together = measure(*case, only)
             cells += [f"{loop:.0f}", f"{together:.0f}", f"{together / loop:.1f}"]
         print("|", " | ".join(cells), "|")
 
 
 def measure(
-    features: int, clients: int, examples: int, batch: int, only: bool
+    features: int, clients: int, examples: int, batch: int, epochs: int, only: bool
 ) -> tuple[float, ...]:
     """Return thousands of examples per second of the loop, and of clients together."""
-    training = TrainingOptions(batch=batch, epochs=5)
+    training = TrainingOptions(batch=batch, epochs=epochs)
     learner = Learner(partial(MLP, (features,), 10), training)
     generator = KEY.of("data").torch()
     x = [torch.rand(examples, features, generator=generator) for _ in range(clients)]
@@ -54,7 +57,7 @@ def measure(
     only_CE = torch.rand(clients, examples, generator=generator) < share_C1 if only else None
     count = training.epochs * int(clients * examples if only_CE is None else only_CE.sum())
     trainer, seconds = learner.stacked_trainer, ([], [])
-    for _ in range(TURNS):
+    for _ in range(TURNS * (1 if epochs > 1 else 10)):  # a single step is short
         for own, learner.stacked_trainer in zip(seconds, (None, trainer), strict=True):
             own.append(timed(learner, model_CP, data, only_CE))
     return tuple(count / min(own) / 1000 for own in seconds)

@@ -1,7 +1,12 @@
-"""fluke: FedAvg in one process, with torch's own threads, no evaluation."""
+"""fluke: FedAvg in one process, no evaluation.
+
+With torch's own threads, but one for the small model: its operators take microseconds, and threads
+that wait for each other take many times as long, above all on a busy machine.
+"""
 
 import time
 
+import torch
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.client import Client
@@ -25,6 +30,8 @@ class RoundClock(FederationObserver):
 
 
 def main() -> None:
+    if WORKLOAD.model == "mlp":
+        torch.set_num_threads(1)
     FlukeENV().set_eval_cfg(locals=False, server=False)
     optimiser = OptimizerConfigurator(DDict(name="SGD", lr=plain.LR, momentum=plain.MOMENTUM))
     clients = []
