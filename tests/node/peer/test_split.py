@@ -6,7 +6,6 @@ The peers use the in-memory transport, which encodes and checks every message as
 import asyncio
 import dataclasses
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from chaos.virtual_time import run_instantly
 from fedspd.algorithms.fedspd_split import FedSPDSplit
 from fedspd.algorithms.split_state import State
 from fedspd.core.block import Block
@@ -63,13 +63,18 @@ def test_peers_that_split_equal_the_simulator_to_the_bit(clusters: int, rule: An
     assert run_peers(plan, graph, 5) == run(StrictEngine(plan), graph, last=5)
 
 
+async def travel(sender: str, receiver: str, method: Any) -> None:
+    """Let a message take some time, so that an exchange has a middle."""
+    await asyncio.sleep(0.02)
+
+
 class Plant:
     """The peers of a plan on a ring with chords, some of which may fail."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder, self.graph = plan, folder, Graph.from_edges(N, RING)
         self.manifest = build_manifest(plan, self.graph, plan.train.rounds)
-        self.network, self.peers = MemoryNetwork(), dict[int, Peer]()
+        self.network, self.peers = MemoryNetwork(travel), dict[int, Peer]()
 
     def run(self, i: int) -> Coroutine[Any, Any, None]:
         """Run peer i, which begins or continues from its journal."""
@@ -99,26 +104,14 @@ class Plant:
 
     async def wait_for(self, i: int, round: int, exchange: int = 0) -> None:
         """Wait until peer i is in an exchange, or past it."""
-        async with asyncio.timeout(600):
-            while self.peers[i].protocol.current < (round, exchange):
-                await asyncio.sleep(0.005)
+        while self.peers[i].protocol.current < (round, exchange):
+            await asyncio.sleep(0.005)
 
     def state(self) -> State:
         """Return the states of all peers as one."""
         states = [self.peers[i].runner.state for i in range(N)]
         names = [field.name for field in dataclasses.fields(State)]
         return State(**{name: torch.cat([getattr(s, name) for s in states]) for name in names})
-
-
-def run_in_turn(work: Coroutine[Any, Any, None]) -> None:
-    """Run peers that compute in turn, since peers in one process share torch's random numbers."""
-
-    async def run_it() -> None:
-        with ThreadPoolExecutor(1) as executor:
-            asyncio.get_running_loop().set_default_executor(executor)
-            await work
-
-    asyncio.run(run_it())
 
 
 def assert_one_labelling(state: State) -> None:
@@ -148,7 +141,7 @@ def test_node_away_during_search_or_split_joins_the_others(
         await plant.wait_for(4, *back_at)
         await asyncio.gather(plant.run(3), *others)
 
-    run_in_turn(kill_and_restart())
+    run_instantly(kill_and_restart())
     assert_one_labelling(plant.state())
 
 
@@ -158,6 +151,7 @@ def test_halves_that_split_apart_and_heal_end_with_one_labelling(tmp_path: Path)
     async def cut(sender: str, receiver: str, method: Any) -> None:
         if (sender < "n3") != (receiver < "n3"):
             raise UnreachableError("the link is down.")
+        await travel(sender, receiver, method)
 
     async def cut_and_heal() -> None:
         ideal, plant.network.conditions = plant.network.conditions, cut
@@ -168,7 +162,7 @@ def test_halves_that_split_apart_and_heal_end_with_one_labelling(tmp_path: Path)
         await asyncio.gather(*tasks)
 
     apart: set[int] = set()
-    run_in_turn(cut_and_heal())
+    run_instantly(cut_and_heal())
     state = plant.state()
     assert len(apart) == 2
     assert_one_labelling(state)

@@ -6,12 +6,9 @@ event loop jumps to its next timer, and training runs at once, so that minutes p
 
 import asyncio
 import hashlib
-import selectors
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import Executor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from chaos.insiders import InsiderNetwork, InsiderTransport, Lie
+from chaos.virtual_time import InstantLoop
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.core.graph import Graph
@@ -45,40 +43,6 @@ LIAR = "n4"
 TRAVEL_SECONDS = 0.2  # of a message: a round takes about a second, so that faults hit it
 END_SECONDS = 900.0  # of virtual time, in which every honest node must finish
 node = st.integers(0, N - 1)
-
-
-class InstantSelector(selectors.DefaultSelector):
-    """A selector that advances a loop's time instead of waiting."""
-
-    loop: "InstantLoop"
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        events = super().select(0)
-        if not events and timeout:
-            self.loop.now += timeout
-        return events
-
-
-class InstantLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time that runs the work of threads at once."""
-
-    def __init__(self) -> None:
-        self.now, selector = 0.0, InstantSelector()
-        selector.loop = self
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Executor | None, work: Callable[..., Any], *values: Any
-    ) -> "asyncio.Future[Any]":
-        future = self.create_future()
-        try:
-            future.set_result(work(*values))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class SaysRound(Lie):
