@@ -13,7 +13,7 @@ import argparse
 import json
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -205,8 +205,23 @@ def results(runs: dict[str, Tree], out: Path) -> dict[str, Tree]:
                 "after": round(100 * result["accuracy"]["mean"], 2),
                 "epsilon": result.get("epsilon"),
                 "noise": getattr(budget and budget.mechanism, "noise", None),
+                **gain(result, out / f"local-none-{tree.get('seed', 0)}" / "result.json"),
             }
     return found
+
+
+def gain(result: Tree, local: Path) -> Tree:
+    """Return how much a run is above local-only training of the same clients, client by client.
+
+    `error` is the standard error of the mean over the clients.
+    """
+    if not local.exists():
+        return {}
+    alone = json.loads(local.read_text())["clients"]["accuracy"]
+    pairs = zip(result["clients"]["accuracy"], alone, strict=True)
+    differences = [100 * (own - other) for own, other in pairs]
+    error = stdev(differences) / len(differences) ** 0.5
+    return {"gain": round(mean(differences), 2), "error": round(error, 2)}
 
 
 def over_seeds(found: dict[str, Tree], name: str) -> list[Tree]:
@@ -222,10 +237,13 @@ def true_costs(nominal: float) -> tuple[float, float]:
     return epsilon([claimed], 0.01), budget.epsilon_after(TABLE["rounds"])
 
 
-def spread(rows: list[Tree], key: str) -> str:
-    """Return the mean over the seeds, and the least and the most."""
-    values = [row[key] for row in rows]
-    return f"{mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+def cell(rows: list[Tree]) -> str:
+    """Return the accuracy before and after the final phase, and what collaboration has gained."""
+    if not rows:
+        return "not run"
+    before, after, won = (mean(row[key] for row in rows) for key in ("before", "after", "gain"))
+    error = sum(row["error"] ** 2 for row in rows) ** 0.5 / len(rows)
+    return f"{before:.1f}, {after:.1f} ({won:+.1f} ± {error:.1f})"
 
 
 def print_tuning(found: dict[str, Tree]) -> None:
@@ -238,13 +256,13 @@ def print_tuning(found: dict[str, Tree]) -> None:
 def print_curve(found: dict[str, Tree]) -> None:
     local = over_seeds(found, "local-none")
     if local:
-        print(f"local-only, {len(local)} seeds: {spread(local, 'after')}")
+        print(f"local-only, {len(local)} seeds: {mean(row['after'] for row in local):.1f}")
     print("| epsilon | noise | " + " | ".join(METHODS) + " |")
     for budget in (*BUDGETS, None):
         ending = "none" if budget is None else f"{budget:g}"
         rows = [over_seeds(found, f"{method}-{ending}") for method in METHODS]
-        cells = [f"{spread(own, 'before')}, {spread(own, 'after')}" if own else "" for own in rows]
-        noise = next((f"{own[0]['noise']:.2f}" for own in rows if own and own[0]["noise"]), "0")
+        cells = [cell(own) for own in rows]
+        noise = next((f"{own[0]['noise']:.2f}" for own in rows if own and own[0]["noise"]), "-")
         print(f"| {ending} | {noise} | " + " | ".join(cells) + " |")
 
 
