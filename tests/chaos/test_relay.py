@@ -90,3 +90,13 @@ def test_relay_closes_both_sides_of_a_connection(host):
                 caller.sendall(word)
                 assert caller.recv(4096) == word.upper()
         assert relay.bytes == 12
+
+
+def test_relay_cuts_one_caller_off(host):
+    with Relay([host], LinkConditions(cut=("127.0.0.1", host.address))) as relay:
+        with connect(host) as caller:
+            assert caller.recv(4096) == b""
+        relay.conditions = LinkConditions(cut=("10.9.9.9", host.address))
+        with connect(host) as caller:
+            caller.sendall(b"hello")
+            assert caller.recv(4096) == b"HELLO"

@@ -90,12 +90,20 @@ def _print(name: str, found: Json) -> Json:
     return found
 
 
+def _write(rows: Sequence[Json]) -> None:
+    """Write the rows, and those that are known of other scenarios."""
+    path = DOCS / "chaos.json"
+    known = json.loads(path.read_text()) if path.exists() else []
+    found = {row["name"]: row for row in (*known, *rows)}
+    kept = [found[scenario.name] for scenario in SCENARIOS if scenario.name in found]
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    table.insert(DOCS / "reliability.md", kept)
+
+
 def main() -> int:
     """Run all scenarios, or some; return 1 if a network did not survive one."""
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument(
-        "--only", help="run these scenarios, separated by commas; write no document"
-    )
+    parser.add_argument("--only", help="measure these scenarios again, separated by commas")
     only = parser.parse_args().only
     if problem := missing_requirement():
         print(f"chaos: network namespaces are not available: {problem}", file=sys.stderr)
@@ -103,9 +111,8 @@ def main() -> int:
     chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only.split(",")]
     with tempfile.TemporaryDirectory(prefix="fedspd-chaos-") as folder:
         rows = run(chosen, Path(folder))
+    _write(rows)
     if not only:
-        (DOCS / "chaos.json").write_text(json.dumps(rows, indent=1) + "\n")
-        table.insert(DOCS / "reliability.md", rows)
         attacks.write()
     problems = [f"{row['name']}: {problem}" for row in rows for problem in row["problems"]]
     print("\n".join(problems) or "the network survived every fault")

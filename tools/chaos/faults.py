@@ -106,6 +106,13 @@ def disturb_links(setup: Setup) -> list[Fault]:
     return []
 
 
+def cut_one_way(setup: Setup) -> list[Fault]:
+    """Let one node reach a neighbour that does not reach it."""
+    caller, _, _ = setup.network.hosts[2].address.rpartition(":")
+    setup.relay.conditions = LinkConditions(cut=(caller, setup.network.hosts[3].address))
+    return []
+
+
 def limit_bandwidth(setup: Setup) -> list[Fault]:
     """Put one node behind a slow link."""
     setup.network.limit_rate(3, "1mbit")
@@ -161,10 +168,14 @@ def _rounds_to_recover(fleet: Fleet, name: str, mended: float) -> int:
 # ---- nodes that differ from the start
 
 
-def make_byzantine(fleet: Fleet) -> None:
-    """Let one node run byzantine.py."""
-    path = str(SOURCE / "byzantine.py")
-    fleet.nodes[BYZANTINE].program = f"import runpy; runpy.run_path({path!r}, run_name='__main__')"
+def run_instead(script: str) -> Callable[[Fleet], None]:
+    """Let one node run a script of this folder."""
+
+    def prepare(fleet: Fleet) -> None:
+        program = f"import runpy; runpy.run_path({str(SOURCE / script)!r}, run_name='__main__')"
+        fleet.nodes[BYZANTINE].program = program
+
+    return prepare
 
 
 def shift_clocks(fleet: Fleet) -> None:
@@ -191,14 +202,21 @@ SCENARIOS = [
         "storm", "50 ms delay, 10 % of chunks stalled for 1 s, connection resets", disturb_links
     ),
     Scenario("narrow", "one node behind a 1 Mbit/s link", limit_bandwidth),
+    Scenario("one-way", "one link works in one direction alone", cut_one_way),
     Scenario("slow", "one node at half speed", slow_down),
     Scenario("clocks", "wall clocks up to 7 hours apart", inject_nothing, prepare=shift_clocks),
+    Scenario(
+        "laggard",
+        "one node sends every model at 0.8 of the deadline",
+        inject_nothing,
+        prepare=run_instead("laggard.py"),
+    ),
     Scenario(
         "byzantine-median",
         'one Byzantine node, `topology.weights = "median"`, complete graph',
         inject_nothing,
         COMPLETE_MEDIAN,
-        make_byzantine,
+        run_instead("byzantine.py"),
         BYZANTINE,
     ),
     Scenario(
@@ -206,7 +224,7 @@ SCENARIOS = [
         "the same with the plain mean, for comparison",
         inject_nothing,
         COMPLETE_MEAN,
-        make_byzantine,
+        run_instead("byzantine.py"),
         BYZANTINE,
         is_judged=False,
     ),

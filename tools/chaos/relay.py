@@ -29,6 +29,7 @@ class LinkConditions:
     delay: float = 0.0  # seconds of every chunk, plus or minus 20 %
     stalled: float = 0.0  # the share of chunks that take a second longer
     reset: float = 0.0  # the share of chunks that reset their connection
+    cut: tuple[str, str] | None = None  # the caller's IP address, and the address it cannot reach
 
 
 class InjectedResetError(Exception):
@@ -97,6 +98,9 @@ class Relay:
         self, host: Host, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Forward both directions of a connection until one side or a reset ends it."""
+        caller = writer.get_extra_info("peername")[0]
+        if self.conditions.cut == (caller, host.address):
+            return
         node_reader, node_writer = await self._connect(host)
         try:
             async with asyncio.TaskGroup() as directions:
