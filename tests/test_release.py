@@ -1,6 +1,7 @@
 """The release script refuses mistakes in a sentence, and the files around a release are true."""
 
 import io
+import json
 import re
 import shlex
 import tarfile
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 import release
+from fedspd.cli.main import execute
 from release import ReleaseError
 
 ROOT = Path(__file__).parent.parent
@@ -190,6 +192,20 @@ def test_command_does_not_see_the_checkout(monkeypatch, tmp_path):
 def test_folder_without_git_is_refused(tmp_path):
     with pytest.raises(ReleaseError, match=r"^'git ls-files' failed in .*: release from a git"):
         release.export(tmp_path / "nowhere", tmp_path / "copy")
+
+
+def test_demo_must_end_with_fedspd_split_ahead(tmp_path, capsys, monkeypatch):
+    """The document is that of a real comparison, whose accuracies are then exchanged."""
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "clients=4", "rounds=1", "data.examples=20", "topology.kind=ring", "--json"]
+    assert execute([*words, "--methods", "fedspd-split,local", "--seeds", "1", "--out", "c"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    split, local = (row["accuracy"] for row in found["rows"])
+    split["mean"], local["mean"] = 0.9, 0.8
+    release.check_demo(found)
+    split["mean"] = 0.8
+    with pytest.raises(ReleaseError, match="expected fedspd-split to be ahead"):
+        release.check_demo(found)
 
 
 @pytest.mark.long
