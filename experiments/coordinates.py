@@ -1,11 +1,13 @@
 """How well a search knows the clients: coordinates against the true shares of the populations.
 
-    python experiments/coordinates.py --data fashion-mnist --degree 3 --seeds 2
+    python experiments/coordinates.py --data fashion-mnist --degree 3
+    python experiments/coordinates.py --clients 100 --examples 20
 
-It prints, for two searches, the ratio of eigenvalues that S is chosen by and R2, the share of the
+It prints, for three searches, the ratio of eigenvalues that S is chosen by and R2, the share of the
 variance of the true shares that the coordinates explain. *after the warm-up* takes the heads that
-clients train in round 3 minus their neighbourhood's mean. *folds, round 1* is the search of
-FedSPD-Split. All means are exact, so that gossip has no part in it.
+clients train in round 3 minus their neighbourhood's mean. *trained folds* takes the heads of models
+that train for a round on one fold each. *moved heads* is the search of FedSPD-Split. All means and
+eigenvalues are exact, so that gossip has no part in it.
 
 Shapes: N clients, F folds, M directions, Q parameters of a head, S populations.
 """
@@ -15,12 +17,18 @@ import argparse
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.fedspd_split import FOLDS, train_folds
+from fedspd.algorithms.fedspd_split import FOLDS
 from fedspd.algorithms.final_phase import split_in_folds
-from fedspd.algorithms.populations import largest_gap
+from fedspd.algorithms.populations import (
+    balanced_weights,
+    fold_moments,
+    largest_gap,
+    move_heads,
+    without_mean_feature,
+)
 from fedspd.config import validate
 from fedspd.experiment.build import Experiment, build_experiment
-from map_runs import MLP, WORLDS, cell, merge
+from map_runs import MLP, WORLDS, Tree, cell, merge
 
 SHOWN = (
     "labellings, mixed",
@@ -32,24 +40,33 @@ SHOWN = (
 )
 
 
-def searches(experiment: Experiment, rounds: int = 3) -> tuple[Tensor, Tensor]:
-    """Return d_N1Q of the last round and d_NFQ of round 1, both minus a mean."""
+def searches(experiment: Experiment, rounds: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Return d_N1Q of the last round and d_NFQ of two searches in round 1."""
     plan = experiment.plan
     learner, data, W = plan.learner, plan.train, mixing(experiment)
     one, state = learner.split(1), plan.algorithm.begin(learner, plan.train, plan.key)
-    model_NP = state.model_CP
+    model_NP, key = state.model_CP, plan.key.at(1)
+    fold_NE = split_in_folds(data, FOLDS, key.of("folds"))
+    only_NFE = data.present_CE[:, None] & (fold_NE[:, None] == torch.arange(FOLDS)[:, None])
+    weight_NE = balanced_weights(state.log_prior_CK, data)
+    moved = move_heads(learner, model_NP, only_NFE, weight_NE, data, key)
+    mean_NX = fold_moments(*moved).mean((0, 1)).expand(len(data), -1)
+    model_NA = one.join(model_NP, state.offsets_CSQ, state.log_prior_CK)
+    folds = [
+        one.train(model_NA, data, key.of("fold", f), only_CE=only_NE) - model_NA
+        for f, only_NE in enumerate(only_NFE.unbind(1))
+    ]
+    trained_NFQ = torch.stack([learner.cut.head(one.separate(fold)[0]) for fold in folds], 1)
     for t in range(1, rounds + 1):
-        key = plan.key.at(t)
         model_NA = one.join(model_NP, state.offsets_CSQ, state.log_prior_CK)
-        if t == 1:
-            fold_NE = split_in_folds(data, FOLDS, key.of("folds"))
-            only_NFE = fold_NE[:, None] == torch.arange(FOLDS)[:, None]
-            only_NFE &= data.present_CE[:, None]
-            folds_NFQ = train_folds(learner, model_NA, only_NFE, data, key)
-        trained_NP, _ = one.separate(one.train(model_NA, data, key.of("train", 0)))
-        model_NP = W @ trained_NP
-    d_NQ = learner.cut.head(trained_NP - model_NP)
-    return d_NQ[:, None].double(), (folds_NFQ - folds_NFQ.mean((0, 1))).double()
+        last_NP, _ = one.separate(one.train(model_NA, data, plan.key.at(t).of("train", 0)))
+        model_NP = W @ last_NP
+    d_NQ = learner.cut.head(last_NP - model_NP)
+    return (
+        d_NQ[:, None].double(),
+        (trained_NFQ - trained_NFQ.mean((0, 1))).double(),
+        without_mean_feature(*moved, mean_NX).double(),
+    )
 
 
 def mixing(experiment: Experiment) -> Tensor:
@@ -81,12 +98,11 @@ def explained(z_NM: Tensor, share_NS: Tensor) -> float:
     return float(1 - rest.square().sum() / (share_NS - share_NS.mean(0)).square().sum())
 
 
-def row(data: str, world: str, degree: int, seed: int, rate: float) -> list[str]:
+def row(base: Tree, data: str, world: str, degree: int, seed: int) -> list[str]:
     """Return the cells of a run."""
-    base = merge(MLP, {"training": {"lr": rate}})
     found = cell("x", base, data, world, degree, seed, "fedspd-split")
     experiment = build_experiment(validate(found.config))
-    plan, cells = experiment.plan, [world, str(seed)]
+    plan, cells = experiment.plan, [world]
     S = plan.distributions
     counts = [torch.bincount(torch.from_numpy(own), minlength=S) / len(own) for own in plan.truth]
     share_NS = torch.stack(counts).double()
@@ -103,16 +119,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--degree", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--examples", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1000)
     given = parser.parse_args()
-    print("| world | seed | after the warm-up: ratio | R2 | folds, round 1: ratio | R2 |")
-    print("|---|--:|--:|--:|--:|--:|")
+    size = {"clients": given.clients, "data": {"examples": given.examples, "test_examples": 10}}
+    base = merge(MLP, {**size, "training": {"lr": 0.1}})
+    print("| world | after the warm-up: ratio | R2 | trained folds: ratio | R2 "
+          "| moved heads: ratio | R2 |")  # fmt: skip
+    print("|---|--:|--:|--:|--:|--:|--:|")
     for world in SHOWN:
         assert world in WORLDS
-        for seed in range(given.seeds):
-            cells = row(given.data, world, given.degree, seed, given.rate)
-            print(f"| {' | '.join(cells)} |", flush=True)
+        cells = row(base, given.data, world, given.degree, given.seed)
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

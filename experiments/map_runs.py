@@ -2,9 +2,11 @@
 
     python experiments/map_runs.py tune --workers 2   # rates and constants, first
     python experiments/map_runs.py a --workers 2      # then the parts: a, b, c, d
+    python experiments/map_runs.py a --again fedspd-split   # a method that has changed
     python experiments/map_tables.py                  # the tables of docs/results.md
 
-A run is one line of experiments/map/PART.json. A part that is started again goes on.
+A run is one line of experiments/map/PART.json. A part that is started again goes on. Runs that are
+made again wait in PART-again.json until all of them have ended, and then replace the older ones.
 """
 
 import argparse
@@ -262,11 +264,26 @@ def run_cell(one: Cell) -> Tree:
 
 def run_part(part: str, workers: int, folder: Path = SUMMARIES) -> None:
     """Run what is missing of a part; its file is written anew after every run."""
-    path = folder / f"{part}.json"
-    cells = list(PARTS[part]())
+    run_missing(list(PARTS[part]()), folder / f"{part}.json", workers)
+
+
+def run_again(part: str, method: str, workers: int, folder: Path = SUMMARIES) -> None:
+    """Run all cells of one method again; the new runs replace the old ones when all have ended."""
+    path, waiting = folder / f"{part}.json", folder / f"{part}-again.json"
+    run_missing([one for one in PARTS[part]() if one.place["method"] == method], waiting, workers)
+    new = {name_of(record): record for record in read(waiting)}
+    old = read(path)
+    known = {name_of(record) for record in old}
+    more = [record for name, record in new.items() if name not in known]
+    write_atomically(path, [new.get(name_of(record), record) for record in old] + more)
+    waiting.unlink()
+
+
+def run_missing(cells: Sequence[Cell], path: Path, workers: int) -> None:
+    """Run the cells that a file does not hold yet, and write it anew after every run."""
     done = {name_of(record): record for record in read(path)}
     missing = [one for one in cells if one.name not in done]
-    print(f"part {part}: {len(cells) - len(missing)} of {len(cells)} runs are done", flush=True)
+    print(f"{path.stem}: {len(cells) - len(missing)} of {len(cells)} runs are done", flush=True)
     start = time.monotonic()
     for count, record in enumerate(run_all(missing, workers), 1):
         done[name_of(record)] = record
@@ -315,8 +332,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--again", choices=METHODS, help="Run one method's cells again.")
     given = parser.parse_args()
-    run_part(given.part, given.workers)
+    if given.again:
+        run_again(given.part, given.again, given.workers)
+    else:
+        run_part(given.part, given.workers)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import centers
+import clusters_found
 import fedspd
 import finetune
 import informed
@@ -155,3 +156,20 @@ def test_map_runs_what_is_missing_and_keeps_what_is_there(
     again = json.loads((tmp_path / "x.json").read_text())
     assert again[0] == kept
     assert again[1]["accuracy"] == records[1]["accuracy"]
+    (tmp_path / "x.json").write_text(json.dumps([kept, {**records[1], "accuracy": 12.5}]))
+    map_runs.run_again("x", "fedspd-split", 1, tmp_path)
+    changed = json.loads((tmp_path / "x.json").read_text())
+    assert changed[0]["accuracy"] == records[0]["accuracy"], "of this method all run again"
+    assert changed[1]["accuracy"] == 12.5, "and of no other"
+    assert not (tmp_path / "x-again.json").exists()
+
+
+def test_table_of_clusters_counts_right_runs_and_names_the_others() -> None:
+    size = {"clients": 100, "examples": 20}
+    records = [{"world": "labellings, mixed", "clusters": S, **size} for S in (2, 2, 1, 3)]
+    lines = clusters_found.table(records)
+    assert "| labellings, mixed | 2 |  |  | 2 of 4 (1 x S = 1, 1 x S = 3) |" in lines
+    assert lines[-1] == "Right in 2 of 4 runs."
+    cells = list(clusters_found.cells(1))
+    assert len(cells) == 60
+    assert all(validate(one.config).method == "fedspd-split" for one in cells)

@@ -13,6 +13,7 @@ from torch import nn
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedspd_split import FedSPDSplit, prior_strength
 from fedspd.algorithms.final_phase import choose_return
+from fedspd.algorithms.populations import balanced_weights
 from fedspd.algorithms.split_state import posterior, rows_of, shares
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
@@ -95,6 +96,57 @@ def test_one_population_is_one_cluster_and_no_offset():
     assert state.clusters_C.tolist() == [1] * 12
     assert not state.offsets_CSQ.any()
     assert state.mixture_CS[:, 0].tolist() == [1.0] * 12
+
+
+def without_bias() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4, bias=False))
+
+
+@pytest.mark.parametrize("factory", [mlp, without_bias])
+def test_search_finds_labellings_with_and_without_a_bias_in_the_head(factory):
+    x, y, truth = two_labellings(12, 40, np.arange(12) % 2)
+    engine = simulate(FedSPDSplit(), x, y, truth, 5, RING, factory, last=4)
+    assert state_of(engine).clusters_C.tolist() == [2] * 12
+    largest = state_of(engine).mixture_CS.argmax(1)
+    assert len(set(largest[::2].tolist())) == 1
+    assert largest[0] != largest[1]
+
+
+def test_search_finds_nothing_where_only_label_frequencies_differ():
+    """Half of the clients have few examples of two of the four classes."""
+    x, y, truth = two_labellings(12, 400, np.zeros(12))
+    for i in range(12):
+        is_rare = (y[i] < 2) if i % 2 else (y[i] >= 2)
+        kept = torch.cat([(~is_rare).nonzero()[:, 0], is_rare.nonzero()[:40, 0]])
+        x[i], y[i], truth[i] = x[i][kept], y[i][kept], truth[i][kept.numpy()]
+    state = state_of(simulate(FedSPDSplit(least_gain=0), x, y, truth, 4, RING))
+    assert state.clusters_C.tolist() == [1] * 12
+
+
+def test_balanced_weights_make_labels_come_equally_often():
+    y = [torch.tensor([0] * 300 + [1] * 100), torch.tensor([1] * 50)]
+    data = Block(range(2), 2, [own[:, None] for own in y], y, 400)
+    log_prior_NK = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).mul(2).log()
+    weight_NE = balanced_weights(log_prior_NK, data)
+    assert weight_NE[0, :300].sum() == pytest.approx(200)
+    assert weight_NE[0, 300:].sum() == pytest.approx(200)
+    assert weight_NE[1].tolist() == [1.0] * 400
+    no_classes = balanced_weights(torch.zeros(2, 0), data)
+    assert no_classes.tolist() == [[1.0] * 400] * 2, "a regression"
+
+
+def test_exchange_of_heads_keeps_every_sum_of_v_and_offset():
+    """D_1 moves into V, so that S heads travel; what a cluster predicts with stays the same."""
+    x, y, truth = two_labellings(12, 40, np.arange(12) % 2)
+    engine = simulate(FedSPDSplit(clusters=2), x, y, truth, 6, RING, last=4)
+    state = state_of(engine)
+    assert not state.offsets_CSQ[:, 0].any()
+    assert state.offsets_CSQ[:, 1].any()
+    moved = replace(state, model_CP=state.model_CP.clone(), offsets_CSQ=state.offsets_CSQ + 0.5)
+    moved.model_CP[:, -68:] -= 0.5  # V, which is last: 16 x 4 weights and 4 biases
+    learner = engine.plan.learner
+    outputs = [FedSPDSplit(clusters=2).predict(learner, one, x) for one in (state, moved)]
+    assert torch.allclose(outputs[0][0], outputs[1][0], atol=1e-5)
 
 
 def test_run_of_the_warm_up_alone_is_not_split():
@@ -201,3 +253,13 @@ def test_run_that_is_too_short_to_split_says_so():
     assert FedSPDSplit().warnings(4) == []
     (sentence,) = FedSPDSplit().warnings(3)
     assert sentence.startswith("The run is not split: rounds = 3 is not above")
+
+
+def test_continued_run_says_which_rounds_differ_from_a_longer_one():
+    algorithm = FedSPDSplit()
+    assert FedSPDSplit(clusters=1).continuation_warnings(10, 20) == []
+    (sentence,) = algorithm.continuation_warnings(10, 20)
+    assert sentence.startswith("Rounds 6 to 10 averaged bodies by cluster")
+    assert algorithm.continuation_warnings(5, 6) == [], "both begin after the warm-up"
+    (sentence,) = algorithm.continuation_warnings(3, 20)
+    assert "so that it is not split" in sentence

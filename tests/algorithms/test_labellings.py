@@ -67,24 +67,24 @@ def test_packed_labelling_is_exact_in_float32():
 
 def test_heads_of_two_labellings_are_never_averaged():
     heads = torch.tensor([[1.0, 10.0, -10.0], [2.0, 20.0, -20.0], [6.0, 60.0, -60.0]])[:, :, None]
-    two, labelling = torch.tensor([2, 2, 2]), torch.tensor([5, 5, 9])
-    found = answer(exchange_heads(heads, two, labelling, DATA), PATH)
-    assert found.heads_CKQ[0, :, 0].tolist() == [1.5, 15.0, -15.0]
-    assert found.heads_CKQ[1, :, 0].tolist() == [1.5, 15.0, -15.0]
-    assert found.heads_CKQ[2, :, 0].tolist() == [6.0, 60.0, -60.0]
+    three, labelling = torch.tensor([3, 3, 3]), torch.tensor([5, 5, 9])
+    found = answer(exchange_heads(heads, three, labelling, DATA), PATH)
+    assert found.heads_CSQ[0, :, 0].tolist() == [1.5, 15.0, -15.0]
+    assert found.heads_CSQ[1, :, 0].tolist() == [1.5, 15.0, -15.0]
+    assert found.heads_CSQ[2, :, 0].tolist() == [6.0, 60.0, -60.0]
     assert found.labelling_C.tolist() == [5, NO_LABELLING, 9], "client 1 hears of a larger one"
     assert not found.has_joined_C.any()
 
 
 def test_client_joins_with_the_heads_of_its_neighbours_alone():
     heads = torch.tensor([[1.0, 10.0, -10.0], [2.0, 20.0, -20.0], [6.0, 60.0, -60.0]])[:, :, None]
-    clusters, labelling = torch.tensor([1, 1, 2]), torch.tensor([3, NO_LABELLING, 9])
+    clusters, labelling = torch.tensor([1, 1, 3]), torch.tensor([3, NO_LABELLING, 9])
     found = answer(exchange_heads(heads, clusters, labelling, DATA), PATH)
-    assert found.heads_CKQ[1, :, 0].tolist() == [6.0, 60.0, -60.0]
+    assert found.heads_CSQ[1, :, 0].tolist() == [6.0, 60.0, -60.0]
     assert found.labelling_C.tolist() == [3, 9, 9]
-    assert found.clusters_C.tolist() == [1, 2, 2]
+    assert found.clusters_C.tolist() == [1, 3, 3]
     assert found.has_joined_C.tolist() == [False, True, False]
-    assert found.heads_CKQ[2, 0, 0] == 6.0, "one that joins offers nothing"
+    assert found.heads_CSQ[2, 0, 0] == 6.0, "one that joins offers nothing"
 
 
 def test_client_that_joins_takes_bodies_of_any_cluster():
@@ -99,7 +99,7 @@ def test_clients_without_any_labelling_name_their_own():
     found = answer(exchange_heads(heads, torch.ones(3, dtype=torch.long), none, DATA), PATH)
     assert len(set(found.labelling_C.tolist())) == 3
     assert (found.labelling_C >= 0).all()
-    assert torch.equal(found.heads_CKQ, heads)
+    assert torch.equal(found.heads_CSQ, heads)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("uniform", 9), ("median", 5)])

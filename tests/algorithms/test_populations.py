@@ -134,7 +134,7 @@ def test_network_largest_reaches_every_client_and_prefers_the_lowest_id():
 def test_directions_converge_to_the_eigenvectors_on_a_complete_graph(monkeypatch):
     monkeypatch.setattr(populations, "ITERATIONS", 25)
     d_NFQ = heads(20, populations=3)
-    V_NMQ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), Graph.complete(20))
+    V_NMQ, _ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), Graph.complete(20))
     assert largest_angle(V_NMQ[0], exact_directions(d_NFQ, 2)) < 1
     assert torch.allclose(V_NMQ, V_NMQ[:1].expand_as(V_NMQ))
 
@@ -144,7 +144,7 @@ def test_directions_come_nearer_with_every_iteration(monkeypatch, degree):
     d_NFQ, graph, angles = heads(40, populations=3, noise=2.5), graph_of(40, degree), []
     for iterations in (1, 3, 9):
         monkeypatch.setattr(populations, "ITERATIONS", iterations)
-        V_NMQ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), graph)
+        V_NMQ, _ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), graph)
         angles.append(max(largest_angle(V, exact_directions(d_NFQ, 2)) for V in V_NMQ))
     assert angles[0] > angles[1] > angles[2]
     assert angles[2] < 15
@@ -162,8 +162,8 @@ def test_directions_do_not_depend_on_the_blocks():
         graph,
         blocks,
     )
-    whole = solve(lambda data: find_directions(d_NFQ, 3, data, KEY), graph)
-    assert torch.equal(torch.cat(parts), whole)
+    whole, _ = solve(lambda data: find_directions(d_NFQ, 3, data, KEY), graph)
+    assert torch.equal(torch.cat([V_CMQ for V_CMQ, _ in parts]), whole)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -172,12 +172,12 @@ def test_clusters_are_as_many_as_populations(count):
     graph = graph_of(40, 6)
 
     def search(data):
-        V_NMQ = yield from find_directions(d_NFQ, 4, data, KEY)
-        return (yield from choose_clusters(V_NMQ, d_NFQ, data))
+        _, size_NM = yield from find_directions(d_NFQ, 4, data, KEY)
+        return (yield from choose_clusters(size_NM, data)), size_NM
 
-    clusters_N, value_NM = solve(search, graph)
+    clusters_N, size_NM = solve(search, graph)
     assert clusters_N.tolist() == [count] * 40
-    clusters_1, ratio_1 = largest_gap(value_NM[:1], 40)
+    clusters_1, ratio_1 = largest_gap(size_NM[:1], 40)
     assert clusters_1.tolist() == [count]
     assert (float(ratio_1[0]) >= LEAST_RATIO) == (count > 1)
 
@@ -186,12 +186,12 @@ def test_two_clients_are_never_two_populations():
     d_NFQ = torch.tensor([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]])[:, None].repeat(1, 2, 1)
 
     def search(data):
-        V_NMQ = yield from find_directions(d_NFQ, 3, data, KEY)
-        return (yield from choose_clusters(V_NMQ, d_NFQ, data))
+        _, size_NM = yield from find_directions(d_NFQ, 3, data, KEY)
+        return (yield from choose_clusters(size_NM, data)), size_NM
 
-    clusters_N, value_NM = solve(search, Graph.from_edges(2, [(0, 1)]))
+    clusters_N, size_NM = solve(search, Graph.from_edges(2, [(0, 1)]))
     assert clusters_N.tolist() == [1, 1]
-    assert largest_gap(value_NM, 2)[1].tolist() == [0, 0]  # one eigenvalue has no ratio
+    assert largest_gap(size_NM, 2)[1].tolist() == [0, 0]  # one eigenvalue has no ratio
 
 
 def successive_projection(z_NM, S: int):
@@ -268,9 +268,9 @@ def test_all_vectors_zero_find_nothing():
     d_NFQ, graph = torch.zeros(6, 2, 5), graph_of(6, 3)
 
     def search(data):
-        V_NMQ = yield from find_directions(d_NFQ, 2, data, KEY)
+        V_NMQ, size_NM = yield from find_directions(d_NFQ, 2, data, KEY)
         z_NM = coordinates(V_NMQ, d_NFQ)
-        clusters, _ = yield from choose_clusters(V_NMQ, d_NFQ, data)
+        clusters = yield from choose_clusters(size_NM, data)
         two = torch.full((6,), 2)
         corner_NSM, _ = yield from find_corners(z_NM, two, 2, data)
         return clusters, corner_NSM, (yield from first_mixture(z_NM, corner_NSM, two, data))
@@ -285,34 +285,68 @@ def test_each_part_of_a_disconnected_graph_searches_by_itself():
     edges = [(i, j) for part in (range(6), range(6, 12)) for i in part for j in part if i < j]
     graph = Graph.from_edges(12, edges)
     d_NFQ = torch.cat([heads(6, 2, seed=1), heads(6, 2, seed=2)])
-    V_NMQ = solve(lambda data: find_directions(d_NFQ, 1, data, KEY), graph)
+    V_NMQ, _ = solve(lambda data: find_directions(d_NFQ, 1, data, KEY), graph)
     for rows in (range(6), range(6, 12)):
         assert largest_angle(V_NMQ[rows[0]], exact_directions(d_NFQ[list(rows)], 1)) < 2
     assert largest_angle(V_NMQ[0], V_NMQ[6]) > 20
 
 
 def test_folds_of_a_client_that_agree_in_nothing_are_no_direction():
-    """Chance differs between the folds of a client: its eigenvalue is 0, not 1 / N."""
+    """Chance differs between the folds of a client: its eigenvalue is near 0, not 1 / N."""
     rng, one = np.random.default_rng(0), Graph.complete(30)
     chance_NFQ = torch.tensor(rng.normal(size=(30, 4, 400)))
-
-    def search(data):
-        V_NMQ = yield from find_directions(chance_NFQ, 1, data, KEY)
-        return (yield from choose_clusters(V_NMQ, chance_NFQ, data))
-
-    _, value_NM = solve(search, one)
+    _, size_NM = solve(lambda data: find_directions(chance_NFQ, 1, data, KEY), one)
     plain = torch.linalg.svdvals(chance_NFQ[:, 0] / chance_NFQ[:, 0].norm(dim=1, keepdim=True))
-    assert float(value_NM[0, 0]) < 0.02 < float(plain[0] ** 2 / 30)
+    assert float(size_NM[0, 0]) < 0.02 < float(plain[0] ** 2 / 30)
 
 
-def test_folds_are_centred_by_the_mean_over_all_clients_and_folds():
-    update_NFQ = torch.arange(24.0, dtype=torch.double).reshape(4, 2, 3)
-    is_used_NF = torch.tensor([[True, True]] * 3 + [[True, False]])
-    search = lambda data: centre_folds(update_NFQ, is_used_NF, data)  # noqa: E731
-    d_NFQ = solve(search, Graph.complete(4))
-    # means of the clients' folds: 1.5, 7.5, 13.5 and 18, in the first place
-    assert d_NFQ[0, 0, 0] == pytest.approx(0 - (1.5 + 7.5 + 13.5 + 18) / 4)
-    assert not d_NFQ[3, 1].any()
+def test_sizes_are_the_eigenvalues_where_directions_have_converged():
+    d_NFQ = heads(20, populations=3, noise=0.1)
+    _, size_NM = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), Graph.complete(20))
+    V_MQ, unit_NFQ = exact_directions(d_NFQ, 2), d_NFQ / d_NFQ.norm(dim=2, keepdim=True)
+    along_NFM, F = unit_NFQ @ V_MQ.T, d_NFQ.shape[1]
+    pairs_NM = along_NFM.sum(1).square() - along_NFM.square().sum(1)
+    exact_M = pairs_NM.mean(0) / (F * (F - 1))
+    assert size_NM[0].sort().values.tolist() == pytest.approx(exact_M.sort().values.tolist(), 0.02)
+
+
+def updates_of(label_NE, h_NEB, fold_E, K):
+    """How a softmax head of zeros moves on folds of examples, to first order: weight and bias."""
+    g_NEK = torch.nn.functional.one_hot(label_NE, K).double() - 1 / K
+    folds = [fold_E == f for f in range(int(fold_E.max()) + 1)]
+    weight = [torch.einsum("nek,neb->nkb", g_NEK[:, own], h_NEB[:, own]) for own in folds]
+    return torch.stack(weight, 1), torch.stack([g_NEK[:, own].sum(1) for own in folds], 1)
+
+
+def test_centred_folds_are_products_of_labels_with_centred_features():
+    """Features that have nothing to do with the labels leave what a centred product leaves."""
+    rng, K = np.random.default_rng(0), 4
+    label_NE = torch.tensor(rng.integers(K, size=(60, 40)))
+    h_NEB = torch.tensor(rng.normal(size=(60, 40, 5))) + torch.arange(5.0)
+    fold_E, is_used_NF = torch.arange(40) % 2, torch.ones(60, 2, dtype=torch.bool)
+    update = updates_of(label_NE, h_NEB, fold_E, K)
+    d_NFQ = solve(lambda data: centre_folds(*update, is_used_NF, data), Graph.complete(60))
+    product_NFKB, _ = updates_of(label_NE, h_NEB - h_NEB.mean((0, 1)), fold_E, K)
+    own_NFQ = product_NFKB.flatten(2)
+    difference = d_NFQ - (own_NFQ - own_NFQ.mean((0, 1)))
+    assert difference.norm() < 0.1 * own_NFQ.norm()
+    assert own_NFQ.norm() < 0.6 * update[0].norm(), "the labels' counts were the larger part"
+
+
+def test_centred_folds_are_free_of_how_often_labels_come():
+    """Clients that differ in label counts alone, and have no features but a constant one."""
+    bias_NFK = torch.tensor(np.random.default_rng(0).normal(size=(5, 2, 3)))
+    weight_NFKB = bias_NFK[..., None] * torch.tensor([2.0, 7.0])
+    is_used_NF = torch.tensor([[True, True]] * 4 + [[True, False]])
+    search = lambda data: centre_folds(weight_NFKB, bias_NFK, is_used_NF, data)  # noqa: E731
+    d_NFQ = solve(search, Graph.complete(5))
+    assert torch.allclose(d_NFQ, torch.zeros_like(d_NFQ), atol=1e-12)
+    without_bias = lambda data: centre_folds(  # noqa: E731
+        weight_NFKB, torch.zeros_like(bias_NFK), is_used_NF, data
+    )
+    d_NFQ = solve(without_bias, Graph.complete(5))
+    assert d_NFQ[:4].any()
+    assert not d_NFQ[4, 1].any(), "a fold without examples has no vector"
 
 
 def test_coordinates_are_a_mean_over_the_folds_with_examples():

@@ -97,7 +97,7 @@ def test_round_sends_the_known_number_of_models(subject, method, server, known):
 
 @pytest.mark.parametrize("server", [False, True])
 def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
-    """With w = 1 and S = 2, a round after the split sends a body, V, D_1 and D_2 over every link.
+    """With w = 1 and S = 2, a round after the split sends a body, V and D_2 over every link.
 
     In the second half of the rounds, a body goes only to neighbours that picked the same cluster.
     """
@@ -113,12 +113,13 @@ def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
     assert first == (True, links, P)
     assert not any(is_model for is_model, _, _ in search)
     sizes, exchanges = [size for _, _, size in search], 1 if server else 12
-    assert sizes.count(Q) == 6 * exchanges  # the mean, and five iterations of one direction
+    assert sizes.count(Q + 6 + 1) == exchanges  # the means of an update, with its moments
+    assert sizes.count(Q - 3) == 5 * exchanges  # five iterations of one direction, without biases
     assert sizes.count(Q + 2) == exchanges  # the slope, with its moments
-    assert shared == [[(True, links, P - Q), (False, 3 * links, Q)]] * 3
+    assert shared == [[(True, links, P - Q), (False, 2 * links, Q)]] * 3
     (_, bodies, _), heads = picked
     assert 0 <= bodies <= links
-    assert heads == (False, 3 * links, Q)
+    assert heads == (False, 2 * links, Q)
 
 
 def test_every_exchange_carries_models_of_the_known_size(subject, method):

@@ -57,6 +57,16 @@ def test_estimate_counts_a_warm_up_for_as_long_as_it_lasts(rounds):
     assert found["steps"] == pytest.approx(run["steps"], rel=0.1)
 
 
+@pytest.mark.parametrize("clusters", [[], ["clusters=2"]])
+def test_estimate_counts_all_directions_of_a_search_for_the_clusters(clusters):
+    """With two labellings it finds two clusters, as many as it looks for."""
+    world = ["data.mixture=permutation", "data.shares=pure", "fedspd-split.max_clusters=2"]
+    network = ["clients=8", "rounds=6", "data.examples=60", "topology.kind=ring"]
+    found, run = compare(*world, *network, *clusters, "fedspd-split.final_epochs=0")
+    assert run["clusters"] == 2
+    assert found["bytes"]["multicast"] == pytest.approx(run["bytes"]["multicast"], rel=0.005)
+
+
 def test_estimate_of_fedspd_is_within_a_factor_of_two():
     found, run = compare("method=fedspd", "rounds=20", "training.batch=10", "fedspd.align_every=0")
     assert found["bytes"]["multicast"] == pytest.approx(run["bytes"]["multicast"], rel=0.1)

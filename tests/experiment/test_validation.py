@@ -171,6 +171,17 @@ def test_finished_run_with_more_rounds_ends_as_one_that_had_them_from_the_start(
     assert again.summary["hash"] == whole.summary["hash"]
 
 
+def test_split_run_with_more_rounds_warns_where_it_differs(tmp_path):
+    config = {**TINY, "method": "fedspd-split", "rounds": 5}
+    short = {"warmup": 1, "final_epochs": 0}
+    fedspd.run(config | {"fedspd-split": short}, out=tmp_path / "run")
+    longer = fedspd.run(
+        config | {"fedspd-split": short, "rounds": 8}, out=tmp_path / "run", resume=True
+    )
+    (sentence,) = longer.events()[-1]["alarms"]
+    assert sentence.startswith("Rounds 3 to 4 averaged bodies by cluster")
+
+
 def test_command_line_gives_a_run_more_rounds_and_refuses_other_changes(tmp_path, capsys):
     out = str(tmp_path / "run")
     fedspd.run(TINY | {"rounds": 1}, out=out)

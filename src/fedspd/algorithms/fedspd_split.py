@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedspd.algorithms.final_phase import split_in_folds, tune_half_way
+from fedspd.algorithms.final_phase import tune_half_way
 from fedspd.algorithms.labellings import (
     NO_LABELLING,
     best_labelling,
@@ -37,14 +37,17 @@ from fedspd.algorithms.labellings import (
     watched,
 )
 from fedspd.algorithms.populations import (
+    balanced_weights,
     centre_folds,
     choose_clusters,
+    choose_folds,
     coordinates,
     find_corners,
     find_directions,
     find_slopes,
     first_mixture,
     has_gain,
+    move_heads,
 )
 from fedspd.algorithms.split_state import (
     State,
@@ -83,6 +86,7 @@ class FedSPDSplit(Algorithm[State]):
     NEEDS_EXAMPLES: ClassVar[bool] = False
     CHOOSES_CLUSTERS: ClassVar[bool] = True
     EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
+    PART_EPOCHS: ClassVar[int | None] = 1
     EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
     HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
@@ -102,7 +106,7 @@ class FedSPDSplit(Algorithm[State]):
             description="The least gain of a split in likelihood, as a share of the loss without "
             "it. Below it, there is one cluster. 0: every split is kept.",
         ),
-    ] = 0.012
+    ] = 0.02
     prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
         True
     )
@@ -113,11 +117,6 @@ class FedSPDSplit(Algorithm[State]):
     @property
     def cluster_limit(self) -> int:
         return self.clusters or self.max_clusters
-
-    @property
-    def offer_limit(self) -> int:
-        """V and every D_s."""
-        return 1 + self.cluster_limit
 
     def shared_means(self, round: int) -> int:
         return int(round > self.warmup)
@@ -173,34 +172,36 @@ class FedSPDSplit(Algorithm[State]):
         trained_CP, _ = one.separate(one.train(model_CA, data, key.of("train", 0)))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
-        update_CQ = learner.cut.head(trained_CP - state.model_CP)
+        before_CP = state.model_CP
         state = replace(state, model_CP=answer.mean(only_C1).model_CMP[:, 0])
         if key.round == 1 and self._splits(data):
-            search = self._find_populations(learner, state, model_CA, data, key)
+            search = self._find_populations(learner, state, before_CP, data, key)
             state = yield from with_own_labelling(search, left_alone(answer), data)
         if key.round == self.warmup and self._splits(data):
+            update_CQ = learner.cut.head(trained_CP - before_CP)
             split = self._split_heads(learner, state, update_CQ, data)
             state = yield from with_own_labelling(split, left_alone(answer), data)
         return state
 
     def _find_populations(
-        self, learner: Learner, state: State, model_CA: Tensor, data: Block, key: Key
+        self, learner: Learner, state: State, model_CP: Tensor, data: Block, key: Key
     ) -> Round[State]:
         """Step 2, round 1: clusters are the corners of the cloud of the clients' updates."""
         limit = self.cluster_limit
-        count = min(self.clusters - 1 if self.clusters else self.max_clusters, learner.cut.size)
-        only_CFE = choose_folds(learner, data, key.of("folds"))
-        update_CFQ = train_folds(learner, model_CA, only_CFE, data, key)
+        only_CFE = choose_folds(learner, FOLDS, data, key.of("folds"))
+        weight_CE = balanced_weights(state.log_prior_CK, data)
+        update = move_heads(learner, model_CP, only_CFE, weight_CE, data, key)
         is_used_CF = only_CFE.any(2)
         if learner.mechanism is not None:  # nobody may know that a fold is empty
             is_used_CF = torch.ones_like(is_used_CF)
-        d_CFQ = yield from centre_folds(update_CFQ, is_used_CF, data)
-        V_CMQ = yield from find_directions(d_CFQ, count, data, key.of("directions"))
+        d_CFQ = yield from centre_folds(*update, is_used_CF, data)
+        count = min(self.clusters - 1 if self.clusters else self.max_clusters, d_CFQ.shape[2])
+        V_CMQ, size_CM = yield from find_directions(d_CFQ, count, data, key.of("directions"))
         clusters_C, spectrum_CM = torch.full((len(data),), self.clusters), state.spectrum_CM
         if not self.clusters:
-            clusters_C, value_CM = yield from choose_clusters(V_CMQ, d_CFQ, data)
+            clusters_C = yield from choose_clusters(size_CM, data)
             spectrum_CM = torch.zeros_like(spectrum_CM)
-            spectrum_CM[:, :count] = value_CM
+            spectrum_CM[:, :count] = size_CM
         z_CM = torch.zeros_like(state.coordinates_CM)
         z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
         corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
@@ -246,12 +247,17 @@ class FedSPDSplit(Algorithm[State]):
         trained = self._train(learner, state, data, key.of("train", 0), weight_CSE=r_CSE)
         cut = learner.cut
         body_CB = yield from self._exchange_body(cut, trained.model_CP, state, data, key)
-        heads_CKQ = torch.cat([cut.head(trained.model_CP)[:, None], trained.offsets_CSQ], 1)
-        found = yield from exchange_heads(heads_CKQ, state.clusters_C, state.labelling_C, data)
+        # Only the sums V + D_s count: with V + D_1 in place of V, D_1 is 0 and need not be sent.
+        first_CQ, is_used_CS1 = trained.offsets_CSQ[:, 0], (state.mixture_CS > 0)[:, :, None]
+        heads_CSQ = torch.where(is_used_CS1, trained.offsets_CSQ - first_CQ[:, None], 0)
+        heads_CSQ[:, 0] = cut.head(trained.model_CP) + first_CQ
+        found = yield from exchange_heads(heads_CSQ, state.clusters_C, state.labelling_C, data)
+        offsets_CSQ = found.heads_CSQ.clone()
+        offsets_CSQ[:, 0] = 0
         state = replace(
             state,
-            model_CP=cut.join(body_CB, found.heads_CKQ[:, 0]),
-            offsets_CSQ=found.heads_CKQ[:, 1:],
+            model_CP=cut.join(body_CB, found.heads_CSQ[:, 0]),
+            offsets_CSQ=offsets_CSQ,
             clusters_C=found.clusters_C,
             labelling_C=found.labelling_C,
         )
@@ -355,6 +361,23 @@ class FedSPDSplit(Algorithm[State]):
             f"{self.warmup}, so that no populations are looked for."
         ]
 
+    def continuation_warnings(self, before: int, rounds: int) -> list[str]:
+        if self.cluster_limit == 1:
+            return []
+        if before <= self.warmup:
+            return [
+                f"The run began with rounds = {before}, not above fedspd-split.warmup = "
+                f"{self.warmup}, so that it is not split. Start a new run with rounds = {rounds}."
+            ]
+        first, last = max(self.warmup, before // 2) + 1, min(before, rounds // 2)
+        if first > last:
+            return []
+        return [
+            f"Rounds {first} to {last} averaged bodies by cluster, as in the second half of "
+            f"{before} rounds; a run of {rounds} rounds from the start averages them with all "
+            "neighbours there, and ends otherwise."
+        ]
+
     def share(self, state: State) -> tuple[Tensor, Tensor]:
         """Body, V, D, S and the labelling as one vector."""
         labelling_C2 = pack_labelling(state.labelling_C)
@@ -397,32 +420,6 @@ class FedSPDSplit(Algorithm[State]):
         count_K = torch.bincount(y, minlength=classes).double()
         m = prior_strength(count_K)
         return ((count_K + m / classes) / (len(y) + m) * classes).log()
-
-
-def choose_folds(learner: Learner, data: Block, key: Key) -> Tensor:
-    """Return only_CFE: which examples each of the folds has.
-
-    Where examples are private, the fold of each is drawn alone: it depends on no other example.
-    """
-    if learner.mechanism is None:
-        fold_CE = split_in_folds(data, FOLDS, key)
-    else:
-        fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
-        for c, client in enumerate(data.clients):
-            draws = learner.own_key(key.of(client)).torch()
-            fold_CE[c] = torch.randint(FOLDS, (data.width,), generator=draws)
-    return data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(FOLDS)[:, None])
-
-
-def train_folds(
-    learner: Learner, model_CA: Tensor, only_CFE: Tensor, data: Block, key: Key
-) -> Tensor:
-    """Return update_CFQ: how the head moves when the model trains on one fold alone."""
-    one, updates = learner.split(1), []
-    parts = only_CFE.unbind(1)
-    for trained_CA in one.train_parts([model_CA] * len(parts), data, key.of("fold"), parts):
-        updates.append(learner.cut.head(one.separate(trained_CA - model_CA)[0]))
-    return torch.stack(updates, 1)
 
 
 def as_long_as(V_CQ: Tensor, D_CSQ: Tensor, clusters_C: Tensor) -> Tensor:

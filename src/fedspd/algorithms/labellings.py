@@ -140,9 +140,9 @@ def _notes(answer: Neighbourhood) -> NDArray[np.int64]:
 
 
 class Heads(NamedTuple):
-    """V and every D_s after an exchange, and the labelling that they have."""
+    """The clusters' heads after an exchange, and the labelling that they have."""
 
-    heads_CKQ: Tensor
+    heads_CSQ: Tensor
     clusters_C: Tensor
     labelling_C: Tensor
     has_joined_C: Tensor  # the labelling of its neighbours, in this exchange
@@ -174,27 +174,27 @@ def exchange_body(
 
 
 def exchange_heads(
-    heads_CKQ: Tensor, clusters_C: Tensor, labelling_C: Tensor, data: Block
+    heads_CSQ: Tensor, clusters_C: Tensor, labelling_C: Tensor, data: Block
 ) -> Round[Heads]:
-    """Average V and every D_s with the neighbours, each under its own index."""
-    joins_C, index_K = labelling_C == NO_LABELLING, torch.arange(heads_CKQ.shape[1])
-    used_C1 = torch.where(clusters_C > 1, clusters_C, 0)[:, None]
-    offered_CK = torch.where((index_K <= used_C1) & ~joins_C[:, None], index_K, NO_CLUSTER)
-    want_CK = torch.where(joins_C[:, None], index_K, offered_CK)
-    weight_CK = data.counts_C[:, None].expand_as(want_CK)
-    answer = yield Exchange(offered_CK, heads_CKQ, weight_CK, want_CK, labelling_C, is_model=False)
+    """Average one vector per cluster with the neighbours, each under its own index."""
+    joins_C, index_S = labelling_C == NO_LABELLING, torch.arange(heads_CSQ.shape[1])
+    is_offered_CS = (index_S < clusters_C[:, None]) & ~joins_C[:, None]
+    offered_CS = torch.where(is_offered_CS, index_S, NO_CLUSTER)
+    want_CS = torch.where(joins_C[:, None], index_S, offered_CS)
+    weight_CS = data.counts_C[:, None].expand_as(want_CS)
+    answer = yield Exchange(offered_CS, heads_CSQ, weight_CS, want_CS, labelling_C, is_model=False)
     best_C = best_labelling(answer)
     labelling_C = torch.where(joins_C, best_C, labelling_C)
-    mean = mean_of_labelling(answer, labelling_C, want_CK)
+    mean = mean_of_labelling(answer, labelling_C, want_CS)
     has_joined_C = joins_C & mean.received_CM[:, 0]
-    found_C = mean.received_CM[:, 1:].sum(1).clamp(min=1)
+    found_C = mean.received_CM.sum(1).clamp(min=1)
     clusters_C = torch.where(has_joined_C, found_C, clusters_C)
     # a better one is joined in the next round; one that is offered none names its own to be joined
     labelling_C = torch.where(best_C > labelling_C, NO_LABELLING, labelling_C)
     waits_C = joins_C & ~has_joined_C
     labelling_C = torch.where(waits_C, own_labelling(data.clients, clusters_C), labelling_C)
-    mean_CKQ = torch.where(waits_C[:, None, None], heads_CKQ, mean.model_CMP)
-    return Heads(mean_CKQ, clusters_C, labelling_C, has_joined_C)
+    mean_CSQ = torch.where(waits_C[:, None, None], heads_CSQ, mean.model_CMP)
+    return Heads(mean_CSQ, clusters_C, labelling_C, has_joined_C)
 
 
 def watched(search: Round[Value], alone_C: Tensor) -> Round[tuple[Value, Tensor]]:

@@ -1,25 +1,29 @@
 """Populations without a server: the directions in which clients differ, and the extreme clients.
 
-Every client holds one vector for each of F folds of its examples, as they have trained the same
+Every client holds one vector for each of F folds of its examples, as they move the head of the same
 model: the folds agree in what is the client's own, and not in what is chance. Directions are the
 leading eigenvectors of the network mean of d_if d_ig' over pairs of different folds, by orthogonal
 iteration. Populations are the corners of the cloud of the clients' coordinates, since a client may
 be a mixture of populations; successive projection finds them. All means are by accelerated gossip,
 all maxima by gossip over as many hops as the diameter.
 
-Shapes: C clients, F folds, M directions, Q length of a vector, S clusters, X length of any vector.
+Shapes: C clients, F folds, K outputs of a head, B inputs, M directions, Q length of a vector, S
+clusters, X length of any vector.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedspd.algorithms.final_phase import split_in_folds
 from fedspd.algorithms.labellings import mean_of_labelling, name_labelling
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
 from fedspd.core.robust import ROBUST
 
 ITERATIONS = 5  # of the orthogonal iteration
@@ -107,23 +111,105 @@ def _without(offer_AX: Tensor, limit_A: Tensor) -> Tensor:
     return torch.cat([first_A[:, None], offer_AX[:, 1:]], 1)
 
 
-def centre_folds(update_CFQ: Tensor, is_used_CF: Tensor, data: Block) -> Round[Tensor]:
-    """Return d_CFQ, every fold's vector minus the network's mean; 0 where a fold has no example.
+def choose_folds(learner: Learner, count: int, data: Block, key: Key) -> Tensor:
+    """Return only_CFE: which examples each of the folds has.
 
-    All folds have the same expectation, so that one mean serves them all.
+    Where examples are private, the fold of each is drawn alone: it depends on no other example.
     """
-    used_CF1 = is_used_CF[:, :, None].to(update_CFQ)
-    own_CQ = _divide((update_CFQ * used_CF1).sum(1), used_CF1.sum(1))
-    mean_C1Q = yield from network_mean(own_CQ[:, None], data)
-    return (update_CFQ - mean_C1Q) * used_CF1
+    if learner.mechanism is None:
+        fold_CE = split_in_folds(data, count, key)
+    else:
+        fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
+        for c, client in enumerate(data.clients):
+            draws = learner.own_key(key.of(client)).torch()
+            fold_CE[c] = torch.randint(count, (data.width,), generator=draws)
+    return data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(count)[:, None])
 
 
-def find_directions(d_CFQ: Tensor, count: int, data: Block, key: Key) -> Round[Tensor]:
-    """Return V_CMQ, every client's own estimate of the leading eigenvectors."""
+def balanced_weights(log_prior_CK: Tensor, data: Block) -> Tensor:
+    """Return weight_CE = 1 / (K pi_iy): so weighted, all labels of a client come equally often."""
+    weight_CE = torch.ones(len(data), data.width, dtype=log_prior_CK.dtype)
+    if log_prior_CK.shape[1]:
+        for own_E, log_prior_K, y in zip(weight_CE, log_prior_CK, data.y, strict=True):
+            own_E[: len(y)] = (-log_prior_K[y]).exp()
+    return weight_CE
+
+
+def move_heads(
+    learner: Learner, model_CP: Tensor, only_CFE: Tensor, weight_CE: Tensor, data: Block, key: Key
+) -> tuple[Tensor, Tensor]:
+    """Return how weight_CFKB and bias_CFK of the head move in an epoch on one fold alone.
+
+    The body stands still, so that all clients see the same features. A head without a bias has
+    the sums of its rows instead: where features are positive, they too follow the labels' counts.
+    """
+    one, updates = learner.split(1), []
+    head_W, rates = torch.zeros_like(one.gradient), learner.training.rates(key.round)[:1]
+    for part in one.head_slices:
+        head_W[part] = 1
+    none = model_CP.new_zeros(len(data), one.classes)
+    model_CA = one.join(model_CP, model_CP.new_zeros(len(data), 1, one.head_size), none)
+    weight_CE1 = weight_CE[:, :, None]
+    options: dict[str, Any] = {"rates": rates, "factor_W": head_W, "weight_CE": weight_CE1}
+    parts = only_CFE.unbind(1)
+    models = [model_CA] * len(parts)
+    for trained_CA in one.train_parts(models, data, key.of("fold"), parts, **options):
+        updates.append(learner.cut.head(one.separate(trained_CA - model_CA)[0]))
+    K, B = one.head_shape
+    weight_CFQ, bias_CFK = torch.stack(updates, 1).tensor_split([K * B], 2)
+    weight_CFKB = weight_CFQ.reshape(*weight_CFQ.shape[:2], K, B)
+    return weight_CFKB, bias_CFK if bias_CFK.shape[2] else weight_CFKB.sum(3)
+
+
+def centre_folds(
+    weight_CFKB: Tensor, bias_CFK: Tensor, is_used_CF: Tensor, data: Block
+) -> Round[Tensor]:
+    """Return d_CFQ, how labels and features belong together in a fold; 0 if it has no example.
+
+    To first order the head's row k moves by sum_e g_ek h_e and its bias by sum_e g_ek, with the
+    features h_e of example e and the slopes g_ek of its loss. A regression of rows on biases gives
+    the mean feature m, and row - bias m = sum_e g_ek (h_e - m). How often each label comes, the
+    largest part of what is chance, drops out. One mean serves all folds: they have the same
+    expectation.
+    """
+    own_CFX, used_CF1 = fold_moments(weight_CFKB, bias_CFK), is_used_CF[:, :, None].to(bias_CFK)
+    own_CX = _divide((own_CFX * used_CF1).sum(1), used_CF1.sum(1))
+    mean_C1X = yield from network_mean(own_CX[:, None], data)
+    return without_mean_feature(weight_CFKB, bias_CFK, mean_C1X[:, 0]) * used_CF1
+
+
+def fold_moments(weight_CFKB: Tensor, bias_CFK: Tensor) -> Tensor:
+    """Return own_CFX: rows, biases, sums of their products and of the biases' squares."""
+    products = (bias_CFK[..., None] * weight_CFKB).sum(2), bias_CFK.square().sum(2, keepdim=True)
+    return torch.cat([weight_CFKB.flatten(2), bias_CFK, *products], 2)
+
+
+def without_mean_feature(weight_CFKB: Tensor, bias_CFK: Tensor, mean_CX: Tensor) -> Tensor:
+    """Return the rows' residuals in a regression on the biases, with the moments' means given."""
+    K, B = weight_CFKB.shape[2:]
+    parts = torch.split(mean_CX, [K * B, K, B, 1], 1)
+    weight_CQ, bias_CK, product_CB, square_C1 = parts
+    weight_CKB = weight_CQ.reshape(-1, K, B)
+    covariance_CB = product_CB - (bias_CK[:, :, None] * weight_CKB).sum(1)
+    m_CB = _divide(covariance_CB, square_C1 - bias_CK.square().sum(1, keepdim=True))
+    row_CFKB = weight_CFKB - weight_CKB[:, None]
+    residual_CFKB = row_CFKB - (bias_CFK - bias_CK[:, None])[..., None] * m_CB[:, None, None]
+    d_CFQ: Tensor = residual_CFKB.flatten(2)
+    return d_CFQ
+
+
+def find_directions(
+    d_CFQ: Tensor, count: int, data: Block, key: Key
+) -> Round[tuple[Tensor, Tensor]]:
+    """Return V_CMQ and size_CM, every client's own estimate of the leading eigenvectors and values.
+
+    An eigenvalue's size is the length of A v beside the directions before it. Chance has values of
+    both signs. Where it mixes them in one direction, v' A v cancels, and this length does not.
+    """
     draw = torch.randn(d_CFQ.shape[2], count, generator=key.torch(), dtype=torch.double)
     V_CMQ: Tensor = torch.linalg.qr(draw)[0].T.to(d_CFQ).repeat(len(d_CFQ), 1, 1)
     unit_CFQ = _divide(d_CFQ, d_CFQ.norm(dim=2, keepdim=True))
-    F = unit_CFQ.shape[1]
+    F, size_CM = unit_CFQ.shape[1], V_CMQ.new_zeros(V_CMQ.shape[:2])
     for _ in range(ITERATIONS):
         along_CFM = _along(V_CMQ, unit_CFQ)
         others_CFM = (along_CFM.sum(1, keepdim=True) - along_CFM) / (F * (F - 1))
@@ -131,8 +217,8 @@ def find_directions(d_CFQ: Tensor, count: int, data: Block, key: Key) -> Round[T
         for f in range(F):
             own_CMQ = own_CMQ + others_CFM[:, f, :, None] * unit_CFQ[:, f, None]
         w_CMQ = yield from network_mean(own_CMQ, data)
-        V_CMQ = _orthonormalise(w_CMQ)
-    return V_CMQ
+        V_CMQ, size_CM = _orthonormalise(w_CMQ)
+    return V_CMQ, size_CM
 
 
 def _along(V_CMQ: Tensor, x_CFQ: Tensor) -> Tensor:
@@ -147,27 +233,24 @@ def coordinates(V_CMQ: Tensor, d_CFQ: Tensor) -> Tensor:
     return _divide(_along(V_CMQ, d_CFQ).sum(1), count_C1)
 
 
-def _orthonormalise(w_CMQ: Tensor) -> Tensor:
-    """Return the Q of a QR decomposition whose R has a positive diagonal."""
+def _orthonormalise(w_CMQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Q of a QR decomposition whose R has a positive diagonal, and this diagonal."""
     q_CQM, r_CMM = torch.linalg.qr(w_CMQ.double().transpose(1, 2))
-    sign_CM = torch.where(torch.diagonal(r_CMM, dim1=1, dim2=2) < 0, -1.0, 1.0)
+    diagonal_CM = torch.diagonal(r_CMM, dim1=1, dim2=2)
+    sign_CM = torch.where(diagonal_CM < 0, -1.0, 1.0)
     V_CMQ: Tensor = (q_CQM * sign_CM[:, None]).transpose(1, 2).to(w_CMQ).contiguous()
-    return V_CMQ
+    return V_CMQ, diagonal_CM.abs().to(w_CMQ)
 
 
-def choose_clusters(V_CMQ: Tensor, d_CFQ: Tensor, data: Block) -> Round[tuple[Tensor, Tensor]]:
-    """Return clusters_C, one number for the network, and the eigenvalues whose gap decides it.
+def choose_clusters(size_CM: Tensor, data: Block) -> Round[Tensor]:
+    """Return clusters_C, one number for the network, by the largest gap between eigenvalues.
 
     The clients' estimates differ a little, so that the client with the lowest id decides for all.
     """
-    along_CFM = _along(V_CMQ, _divide(d_CFQ, d_CFQ.norm(dim=2, keepdim=True)))
-    F, M = along_CFM.shape[1:]
-    own_CM = (along_CFM.sum(1).square() - along_CFM.square().sum(1)) / (F * (F - 1))
-    value_C1M = yield from network_mean(own_CM[:, None], data)
-    own_C, _ = largest_gap(value_C1M[:, 0], data.network_size)
-    agreed_C = yield from _agree(own_C.to(V_CMQ), data)
+    own_C, _ = largest_gap(size_CM, data.network_size)
+    agreed_C = yield from _agree(own_C.to(size_CM), data)
     # One may send any number.
-    return agreed_C.round().clamp(1, M).long(), value_C1M[:, 0]
+    return agreed_C.round().clamp(1, size_CM.shape[1]).long()
 
 
 def _agree(number_C: Tensor, data: Block) -> Round[Tensor]:

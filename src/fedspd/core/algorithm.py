@@ -70,6 +70,7 @@ class Algorithm(ABC, Generic[State]):
     EXAMPLES_MEET: ClassVar[str | None] = "its rounds: it does not set EXAMPLES_MEET = None"
     # What its vectors are: models, or the bodies and heads of learner.cut; the first one is shared.
     EXCHANGES: ClassVar[tuple[Part, ...]] = ("model",)
+    PART_EPOCHS: ClassVar[int | None] = None  # of a disjoint update; None: those of the round
     # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False
     # Whether a personal model without a final phase consists of paid parts alone.
@@ -178,6 +179,10 @@ class Algorithm(ABC, Generic[State]):
 
     def warnings(self, rounds: int) -> list[str]:
         """Return a sentence for each part of the method that a run of so many rounds leaves out."""
+        return []
+
+    def continuation_warnings(self, before: int, rounds: int) -> list[str]:
+        """Return how a run of `before` rounds that gets more differs from one that had them all."""
         return []
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:

@@ -143,6 +143,7 @@ class SplitLearner(Learner):
         self.plain, self.clusters = plain, clusters
         self.classes = layer.out_features if plain.classifies else 0
         self.head_size = plain.cut.size
+        self.head_shape = layer.weight.shape  # outputs, inputs
         super().__init__(
             partial(_split_model, plain.factory, name or None, clusters, self.classes),
             plain.training,

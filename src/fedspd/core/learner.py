@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -215,11 +215,17 @@ class Learner(FlatModule):
         return trained_CP
 
     def train_parts(
-        self, models: Iterable[Tensor], data: Block, key: Key, parts: Sequence[Tensor]
+        self,
+        models: Iterable[Tensor],
+        data: Block,
+        key: Key,
+        parts: Sequence[Tensor],
+        **options: Any,
     ) -> Iterator[Tensor]:
         """Yield every model_CP after training on its part of the examples, a table only_CE.
 
-        No example is in two parts, so that it has one of these local updates to pay for.
+        The options are those of `train`. No example is in two parts, so that it has one of these
+        local updates to pay for.
         """
         assert int(torch.stack(list(parts)).sum(0).max()) <= 1, "the parts overlap"
         effort, mechanism, paid = self.effort, self.mechanism, []
@@ -227,7 +233,7 @@ class Learner(FlatModule):
         for k, (model_CP, only_CE) in enumerate(zip(models, parts, strict=True)):
             effort.releases = defaultdict(list)
             try:
-                trained_CP = self.train(model_CP, data, key.of(k), only_CE=only_CE)
+                trained_CP = self.train(model_CP, data, key.of(k), only_CE=only_CE, **options)
             finally:
                 paid.append(effort.releases)
                 effort.releases = before

@@ -322,6 +322,8 @@ class _Training:
         """Return what to know of the method and the data before trusting the scores."""
         plan, config = self.experiment.plan, self.experiment.config
         found = [*self.experiment.federation.notes, *plan.algorithm.warnings(config.rounds)]
+        for before in self.run_folder.read("run.json").get("continued_from", []):
+            found += plan.algorithm.continuation_warnings(before, config.rounds)
         if config.privacy.is_on:
             found = [*found, *delta_warning(config.privacy, int(plan.train.counts_C.min()))]
         return found

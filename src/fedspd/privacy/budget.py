@@ -21,17 +21,20 @@ class PlannedRound(NamedTuple):
     updates   local updates, each of so many epochs
     parts     how many of these are on disjoint examples
     means     means of shares
+    part_epochs   of an update on disjoint examples; None: as many as the others
     """
 
     epochs: int
     updates: int
     parts: int
     means: int
+    part_epochs: int | None = None
 
     @property
-    def updates_of_an_example(self) -> int:
-        """The local updates that one example can be in."""
-        return self.updates - max(0, self.parts - 1)
+    def epochs_of_an_example(self) -> list[int]:
+        """The epochs of each local update that one example can be in."""
+        part = self.epochs if self.part_epochs is None else self.part_epochs
+        return [self.epochs] * (self.updates - self.parts) + [part] * (self.parts > 0)
 
 
 class Schedule(NamedTuple):
@@ -56,6 +59,7 @@ class Schedule(NamedTuple):
                 algorithm.local_updates(t),
                 algorithm.disjoint_updates(t),
                 algorithm.shared_means(t),
+                algorithm.PART_EPOCHS,
             )
             for t in range(1, rounds + 1)
         )
@@ -122,7 +126,7 @@ def planned_releases(mechanism: DPSGD | NoisyUpdate, schedule: Schedule) -> list
     if isinstance(mechanism, NoisyUpdate):
         return [[Release(mechanism.noise, 1.0, r.updates)] for r in schedule.rounds]
     return [
-        [mechanism.update_release(r.epochs)] * r.updates_of_an_example
+        [mechanism.update_release(epochs) for epochs in r.epochs_of_an_example]
         + [mechanism.mean_release()] * r.means
         for r in schedule.rounds
     ]

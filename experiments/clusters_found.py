@@ -1,0 +1,78 @@
+"""How often FedSPD-Split finds the right number of clusters, over worlds, sizes and held-out seeds.
+
+    python experiments/clusters_found.py --seeds 5      # runs what is missing
+    python experiments/clusters_found.py --table        # the table of docs/results.md
+
+A run is the warm-up and the split alone. It is one line of experiments/map/clusters.json; seeds
+begin at 2000, where nothing was chosen.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from map_runs import MLP, SUMMARIES, WORLDS, Cell, Tree, cell, merge, read, run_missing
+
+FIRST_SEED, DEGREE, ROUNDS = 2000, 6, 4
+PATH = SUMMARIES / "clusters.json"
+SIZES = ((20, 300), (100, 60), (100, 20))
+THREE = {"mixture": "rotation", "rotations": [0, 90, 180], "shares": "pure"}
+RIGHT = {  # the number of clusters that is best: a body that has learnt absorbs two rotations
+    "iid": 1,
+    "Dirichlet 0.4": 1,
+    "parity, mixed": 1,
+    "rotation, mixed": 1,
+    "labellings, mixed": 2,
+    "labellings, pure": 2,
+    "four labels swapped, mixed": 2,
+    "four labels swapped, pure": 2,
+    "three rotations, pure": 3,
+    "four rotations, pure": 4,
+}
+
+
+def cells(seeds: int) -> Iterator[Cell]:
+    """Yield the runs, seed by seed."""
+    WORLDS["three rotations, pure"] = THREE
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for data in ("fashion-mnist", "mnist"):
+            for clients, examples in SIZES:
+                size = {"clients": clients, "data": {"examples": examples, "test_examples": 10}}
+                short = {"rounds": ROUNDS, "fedspd-split": {"final_epochs": 0}}
+                base = merge(MLP, {**size, **short, "training": {"lr": 0.1}})
+                for world in RIGHT:
+                    yield cell("clusters", base, data, world, DEGREE, seed, "fedspd-split")
+
+
+def table(records: Sequence[Tree]) -> list[str]:
+    """Return the lines of the table: runs with the right number, and what the others found."""
+    heads = [f"{clients} x {examples}" for clients, examples in SIZES]
+    lines = [f"| world | right | {' | '.join(heads)} |", f"|---|--:|{'--:|' * len(heads)}"]
+    for world, right in RIGHT.items():
+        found = []
+        for clients, examples in SIZES:
+            size = {"world": world, "clients": clients, "examples": examples}
+            own = [r["clusters"] for r in records if size.items() <= r.items()]
+            wrong = Counter(own) - Counter({right: len(own)})
+            others = ", ".join(f"{count} x S = {S}" for S, count in sorted(wrong.items()))
+            found.append(f"{len(own) - sum(wrong.values())} of {len(own)}" * bool(own))
+            found[-1] += f" ({others})" * bool(others)
+        lines.append(f"| {world} | {right} | {' | '.join(found)} |")
+    right_runs = sum(r["clusters"] == RIGHT[r["world"]] for r in records)
+    return [*lines, "", f"Right in {right_runs} of {len(records)} runs."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    if given.table:
+        print("\n".join(table(read(PATH))))
+    else:
+        run_missing(list(cells(given.seeds)), PATH, given.workers)
+
+
+if __name__ == "__main__":
+    main()
