@@ -287,6 +287,8 @@ def draw(found: dict[str, Tree], path: Path) -> None:
         for color, method in zip(("C0", "C1", "C2"), METHODS, strict=True):
             points = {b: over_seeds(found, f"{method}-{b:g}") for b in BUDGETS}
             lines = [(b, [row[key] for row in rows]) for b, rows in points.items() if rows]
+            if not lines:
+                continue
             axes.plot(
                 [b for b, _ in lines], [mean(v) for _, v in lines], f"{color}o-", label=method
             )
