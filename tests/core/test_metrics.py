@@ -14,7 +14,7 @@ from sklearn.metrics import adjusted_rand_score
 from fedspd.core.metrics import (
     CenterMoments,
     Spread,
-    accuracy_by_distribution,
+    accuracy_by_group,
     adjusted_rand_index,
     auc,
     macro_f1,
@@ -85,8 +85,8 @@ def test_adjusted_rand_index_of_fewer_than_two_examples_is_unknown():
     assert math.isnan(adjusted_rand_index(np.array([[1, 0], [0, 0]])))
 
 
-def test_accuracy_by_distribution_is_the_share_of_right_examples():
-    accuracy_D = accuracy_by_distribution(np.array([[1, 3, 0], [4, 1, 0]]))
+def test_accuracy_by_group_is_the_share_of_right_examples():
+    accuracy_D = accuracy_by_group(np.array([[1, 3, 0], [4, 1, 0]]))
     assert accuracy_D[:2].tolist() == [0.8, 0.25]
     assert math.isnan(accuracy_D[2])
 
