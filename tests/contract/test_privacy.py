@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedspd.algorithms import METHODS, fedspd_split
-from fedspd.algorithms.fedspd_split import FOLDS, choose_folds
-from fedspd.algorithms.populations import centre_folds
+from fedspd.algorithms.fedspd_split import FOLDS
+from fedspd.algorithms.populations import centre_folds, choose_folds
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.ledger import NO_CLUSTER
@@ -108,7 +108,7 @@ def test_private_folds_are_drawn_for_each_example_alone():
     """One example less: the folds of those before it stay, and none is balanced by the others."""
     plan = subject_of("fedspd-split").plan(counts=[400])
     fewer = subject_of("fedspd-split").plan(counts=[399])
-    one, two = (choose_folds(p.learner, p.train, Key(3))[0] for p in (plan, fewer))
+    one, two = (choose_folds(p.learner, FOLDS, p.train, Key(3))[0] for p in (plan, fewer))
     assert torch.equal(one[:, :399], two)
     assert (one.sum(0) == 1).all()
     sizes = one.sum(1)
@@ -133,9 +133,9 @@ def patch_centre(seen: list[torch.Tensor]):
     """Note which folds count."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def noted(update_CFQ, is_used_CF, data):
+        def noted(weight_CFKB, bias_CFK, is_used_CF, data):
             seen.append(is_used_CF)
-            return centre_folds(update_CFQ, is_used_CF, data)
+            return centre_folds(weight_CFKB, bias_CFK, is_used_CF, data)
 
         patch.setattr(fedspd_split, "centre_folds", noted)
         yield
