@@ -122,7 +122,7 @@ def test_compare_without_methods_takes_its_own_as_reference_and_ends_with_advice
 
 
 def test_compare_with_few_rounds_says_that_no_populations_were_looked_for(capsys):
-    words = ["compare", *TINY, "rounds=1", "--methods", "fedspd-split,local", *ONE_SEED]
+    words = ["compare", *PLAIN, "rounds=1", "--methods", "fedspd-split,local", *ONE_SEED]
     assert execute([*words, "--out", "c"]) == 0
     shown = capsys.readouterr().out
     assert "The run is not split: rounds = 1 is not above fedspd-split.warmup = 3" in shown
@@ -130,7 +130,7 @@ def test_compare_with_few_rounds_says_that_no_populations_were_looked_for(capsys
 
 
 def test_advise_prints_one_line_and_leaves_nothing_behind(here, capsys):
-    assert execute(["advise", *TINY, "rounds=1", "--workers", "1"]) == 0
+    assert execute(["advise", *PLAIN, "rounds=1", "--workers", "1"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
     assert " fits these data" in shown
@@ -138,7 +138,7 @@ def test_advise_prints_one_line_and_leaves_nothing_behind(here, capsys):
 
 
 def test_advise_has_an_answer_for_one_client(capsys):
-    assert execute(["advise", *TINY, "clients=1", "--workers", "1"]) == 0
+    assert execute(["advise", *PLAIN, "clients=1", "--workers", "1"]) == 0
     shown = capsys.readouterr().out
     assert shown == "local fits these data: there is one client, and nobody to share with.\n"
 
@@ -192,7 +192,7 @@ def test_sweep_takes_lists_as_values(here, capsys):
         "class Layers(Local):\n"
         "    widths: list[int] = field(default_factory=list)\n"
     )
-    words = ["sweep", *TINY, "options.widths=[1],[1,2]", "--methods", "layers:Layers"]
+    words = ["sweep", *PLAIN, "options.widths=[1],[1,2]", "--methods", "layers:Layers"]
     assert execute([*words, *ONE_SEED, "--out", "s"]) == 0
     assert Path("s/figures/accuracy-by-options.widths.png").exists()
     run_quickly(*PLAIN, "method=layers:Layers", out="r")  # the default is a new list each time
@@ -207,7 +207,7 @@ def test_sweep_varies_options_of_a_users_own_method_for_it_alone(here, capsys):
         "class Pulled(Local):\n"
         "    pull: float = 0.0\n"
     )
-    words = ["sweep", *TINY, "options.pull=1.0,2.0", *ONE_SEED, "--out", "s", "--methods"]
+    words = ["sweep", *PLAIN, "options.pull=1.0,2.0", *ONE_SEED, "--out", "s", "--methods"]
     assert execute([*words, "local,fedavg"]) == 2
     assert capsys.readouterr().err == (
         "fedspd: options.pull = 1.0, 2.0: no method has this option; "
@@ -327,9 +327,21 @@ def test_wrong_input_is_rejected_in_one_sentence_and_writes_nothing(name, capsys
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["compare", "sweep", "advise"])
+def test_option_of_a_method_that_does_not_run_is_refused(command, capsys, here):
+    grid = ["topology.kind=ring,star"] if command == "sweep" else []
+    methods = ["--methods", "fedavg,local"] if command != "advise" else []
+    words = [command, *grid, "pfedme.lambda=3", *methods]
+    assert execute(words) == 2
+    printed = capsys.readouterr()
+    assert "pfedme.lambda = 3: an option of 'pfedme' only, and methods = " in printed.err
+    assert printed.err.count("\n") == 1
+    assert list(here.iterdir()) == []
+
+
 # ---- interruption
 
-GATED = ["compare", *TINY, "--methods", "gated:Gated,local", "--seeds", "1", "--workers", "2"]
+GATED = ["compare", *PLAIN, "--methods", "gated:Gated,local", "--seeds", "1", "--workers", "2"]
 
 
 def start(words):

@@ -324,9 +324,10 @@ def test_table_without_options_says_so():
 def test_override_of_another_method_is_refused():
     sentence = r"fedspd.warmup = 3: an option of 'fedspd' only, and method = 'fedavg'. Leave it out"
     with pytest.raises(ConfigError, match=sentence):
-        check_used(["rounds=3", "fedspd.warmup=3"], "fedavg")
-    check_used(["options.mu=1"], "a:B")
-    check_used(["fedspd.warmup=default", "topology.degree=3"], "fedavg")
+        check_used(["rounds=3", "fedspd.warmup=3"], ["fedavg"])
+    check_used(["options.mu=1"], ["a:B"])
+    check_used(["fedspd.warmup=3"], ["fedavg", "fedspd"])
+    check_used(["fedspd.warmup=default", "topology.degree=3"], ["fedavg"])
 
 
 def test_exchange_only_takes_names_from_the_command_line():

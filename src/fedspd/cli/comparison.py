@@ -22,7 +22,7 @@ from fedspd.comparison import advice
 from fedspd.comparison.jobs import Job, choose_methods, list_jobs, parse_grid
 from fedspd.comparison.progress import ComparisonProgress
 from fedspd.comparison.scheduler import run_all
-from fedspd.config import load, split_arguments
+from fedspd.config import check_used, load, split_arguments
 from fedspd.core.errors import ConfigError, WorkerError
 from fedspd.reporting import pages
 from fedspd.reporting.method_rows import Comparison
@@ -40,9 +40,11 @@ def compare(
     as_json: bool,
 ) -> None:
     """Run the methods with all seeds, and write and show the report."""
-    base = load(*split_arguments(settings))
+    path, overrides = split_arguments(settings)
+    base = load(path, overrides)
     folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
     chosen, grid = choose_methods(methods, base)
+    check_used(overrides, chosen)
     jobs = list_jobs(base, chosen, seeds, grid)
     _run(jobs, folder, workers, base.method, as_json)
 
@@ -66,6 +68,7 @@ def sweep(
     base = load(path, overrides)
     folder = out or new_folder(f"sweep-{Path(base.data.name).stem}")
     chosen, grid = choose_methods(methods, base, grid)
+    check_used(overrides, chosen)
     jobs = list_jobs(base, chosen, seeds, grid)
     _run(jobs, folder, workers, base.method, as_json)
 
@@ -81,7 +84,9 @@ def demo(out: Path | None, workers: int, as_json: bool) -> None:
 
 def advise(settings: list[str], workers: int, as_json: bool) -> None:
     """Train a few methods for a few rounds, and say which one fits the data."""
-    base = advice.shorten(load(*split_arguments(settings)))
+    path, overrides = split_arguments(settings)
+    base = advice.shorten(load(path, overrides))
+    check_used(overrides, advice.METHODS)
     jobs = list_jobs(base, advice.METHODS, 1, choose_methods(None, base)[1])
     with (
         tempfile.TemporaryDirectory(prefix="fedspd-") as temporary,

@@ -127,7 +127,7 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
 def _load(settings: list[str]) -> ExperimentConfig:
     path, overrides = split_arguments(settings)
     config = load(path, overrides)
-    check_used(overrides, config.method)
+    check_used(overrides, [config.method])
     return config
 
 

@@ -50,31 +50,30 @@ def _plain(value: Any, key: str = "") -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def check_used(overrides: Sequence[str], method: str) -> None:
-    """Refuse overrides that are options of other methods: they would change nothing.
+def check_used(overrides: Sequence[str], methods: Sequence[str]) -> None:
+    """Refuse overrides that are options of methods that do not run: they would change nothing.
 
     In a file, such options are those of that method whenever it runs.
     """
-    used = {options_table(method)}
+    used = {options_table(method) for method in methods}
     for override in overrides:
         key = override.partition("=")[0].strip()
         table, dot, _ = key.partition(".")
         if dot and table in {*METHODS, "options"} - used and not override.endswith("=default"):
-            raise _unused(override.replace("=", " = ", 1), table, method)
+            raise _unused(override.replace("=", " = ", 1), table, methods)
 
 
 def check_custom_options(config: ExperimentConfig) -> None:
     """Refuse the table `options` for a method that has a table of its own."""
     for name, value in config.options.model_dump().items():
         if config.method in METHODS:
-            raise _unused(f"options.{name} = {as_json(value)}", "options", config.method)
+            raise _unused(f"options.{name} = {as_json(value)}", "options", [config.method])
 
 
-def _unused(given: str, table: str, method: str) -> ConfigError:
+def _unused(given: str, table: str, methods: Sequence[str]) -> ConfigError:
     owner = "a method given as module:Class" if table == "options" else f"'{table}'"
-    return ConfigError(
-        f"{given}: an option of {owner} only, and method = '{method}'. Leave it out."
-    )
+    named = f"method = '{methods[0]}'" if len(methods) == 1 else f"methods = {', '.join(methods)}"
+    return ConfigError(f"{given}: an option of {owner} only, and {named}. Leave it out.")
 
 
 def without_other_methods(tree: Mapping[str, Any], method: str) -> dict[str, Any]:
