@@ -10,6 +10,7 @@ import pytest
 
 from fedspd.cli.main import execute
 from fedspd.config import validate
+from fedspd.core.scores import OTHER_SCORES, RMSE
 from fedspd.node.identity.manifest import check_address, check_name
 
 ROOT = Path(__file__).parents[1]
@@ -104,5 +105,6 @@ def test_deploy_page_quotes_errors_that_nodes_report():
 
 def test_deploy_page_lists_the_metrics_of_a_node():
     source = (ROOT / "src/fedspd/node/host/status.py").read_text()
+    scores = {f"fedspd_{score.name}" for score in (RMSE, *OTHER_SCORES)}
     named = set(re.findall(r"`(fedspd_\w+)", PAGE))
-    assert named == set(re.findall(r"fedspd_\w+", source))
+    assert named == set(re.findall(r"fedspd_\w+", source)) | scores
