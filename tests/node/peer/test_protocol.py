@@ -27,6 +27,7 @@ from fedspd.node.wire.messages import Announcement, Hello
 
 FIRST = ExchangeId(1, 0)
 SIZE = 4  # parameters
+RUNNER: Any = SimpleNamespace(own_models=torch.ones(1, SIZE))  # what offers are compared with
 # no end that a test expects coincides with a heartbeat of this node, which also wakes a wait
 TIMEOUTS = Timeouts(max_deadline=121, heartbeat_interval=3, down_after=10)
 
@@ -96,7 +97,7 @@ def build_protocol(transport: OneNeighbour) -> ExchangeProtocol:
     context = NodeContext(
         "a", 0, "host:1", {"b": 1}, "agreed", rounds=9, rule="uniform", evaluate_every=1
     )
-    return ExchangeProtocol(context, cast(Any, None), cast(Any, transport), TIMEOUTS)
+    return ExchangeProtocol(context, RUNNER, cast(Any, transport), TIMEOUTS)
 
 
 def offer_cluster(cluster: int) -> Exchange:
@@ -271,7 +272,7 @@ class Triangle:
         neighbours = {f"n{j}": j for j in range(3) if j != i}
         agreement = self.manifest.agreement
         context = NodeContext(f"n{i}", i, f"host:{i + 1}", neighbours, agreement, 9, "uniform", 1)
-        return ExchangeProtocol(context, cast(Any, None), self.transports[i], PATIENT)
+        return ExchangeProtocol(context, RUNNER, self.transports[i], PATIENT)
 
     async def start(self) -> None:
         for transport, protocol in zip(self.transports, self.protocols, strict=True):
