@@ -61,7 +61,7 @@ def test_training_in_bfloat16_has_one_hash(subjects, name, tmp_path):
     assert check_one_hash(plan, tmp_path) != run(Simulator(plan_of(subjects[name])), path_graph())
 
 
-@pytest.mark.parametrize("name", ["fedspd", "fedspd-split"])
+@pytest.mark.parametrize("name", ["fedspd", pytest.param("fedspd-split", marks=pytest.mark.long)])
 def test_models_sent_as_bfloat16_have_one_hash(subjects, name, tmp_path):
     check_models_sent_as_bfloat16(subjects[name], name, tmp_path)
 

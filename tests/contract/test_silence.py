@@ -62,7 +62,7 @@ def test_clients_stop_sending_when_their_budget_is_spent_and_go_on_training(name
     assert reports[3].releases  # trained, though not sent
 
 
-@pytest.mark.parametrize("name", ["fedspd", "fedspd-split"])
+@pytest.mark.parametrize("name", ["fedspd", pytest.param("fedspd-split", marks=pytest.mark.long)])
 def test_silent_clients_are_the_same_with_any_engine_and_at_peers(name):
     """Noise follows from the seed here, so that the bits can be compared."""
     plan = plan_of(name, 2)

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedspd.reporting.pages import write_report
+from fedspd.reporting import html, tables
+from fedspd.reporting.pages import read_comparison, write_report
 from fedspd.storage.run_folder import RunFolder
 
 
@@ -31,7 +32,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def test_report_has_four_documents_and_the_figures(three_seeds, out):
+def test_report_has_four_documents_and_a_page_that_needs_nothing_else(three_seeds, out):
     write_report(three_seeds, out, "fedspd")
     documents = {"report.html", "report.md", "report.csv", "report.json", "figures"}
     assert {path.name for path in out.iterdir()} == documents
@@ -44,9 +45,6 @@ def test_report_has_four_documents_and_the_figures(three_seeds, out):
         "mixtures-by-round",
     }
 
-
-def test_page_needs_nothing_but_itself(three_seeds, out):
-    write_report(three_seeds, out, "fedspd")
     page, text = Page(out / "report.html"), (out / "report.html").read_text()
     assert len(page.links) == 6
     assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
@@ -55,21 +53,24 @@ def test_page_needs_nothing_but_itself(three_seeds, out):
     assert "@import" not in text
 
 
-def test_page_shows_scores_differences_and_the_command(three_seeds, out):
-    write_report(three_seeds, out, "fedspd")
-    page, text = Page(out / "report.html"), (out / "report.html").read_text()
-    assert "70.0 ± 24.8" in page.text
-    assert "fedspd compare x.toml" in page.text
+def render(folders):
+    """Return the page without its figures, which take seconds to draw."""
+    return html.render_page(read_comparison(folders, "fedspd"), {}, {})
+
+
+def test_page_shows_scores_differences_and_the_command(three_seeds):
+    text = render(three_seeds)
+    assert "70.0 ± 24.8" in text
+    assert "fedspd compare x.toml" in text
     assert "<td class=behind>−75.0 ± 24.8</td>" in text
 
 
-def test_page_shows_a_command_of_python_m_as_the_program(write_run, out):
+def test_page_shows_a_command_of_python_m_as_the_program(write_run):
     folder = write_run("a")
     metadata = json.loads((folder / "run.json").read_text())
     command = ["/lib/fedspd/__main__.py", "run", "x.toml"]
     RunFolder(folder).write("run.json", {**metadata, "command": command})
-    write_report([folder], out, "fedspd")
-    assert "fedspd run x.toml" in Page(out / "report.html").text
+    assert "fedspd run x.toml" in render([folder])
 
 
 def test_page_escapes_the_config(write_run, out):
@@ -92,10 +93,10 @@ def test_page_is_the_same_for_the_same_records(write_run, tmp_path):
     assert one == two
 
 
-def test_page_names_all_methods_with_the_highest_accuracy(write_run, out):
+def test_page_names_all_methods_with_the_highest_accuracy(write_run):
     scores = {"fedspd": 0.5, "fedavg": 0.872222222, "fedem": 0.8722222223333}
-    write_report([write_run(m, m, scores=(s, s)) for m, s in scores.items()], out, "fedspd")
-    assert "Highest accuracy: fedavg and fedem, 87.2 %." in Page(out / "report.html").text
+    page = render([write_run(m, m, scores=(s, s)) for m, s in scores.items()])
+    assert "Highest accuracy: fedavg and fedem, 87.2 %." in page
 
 
 def test_csv_has_a_row_per_run_and_json_all_statistics(write_sweep, out):
@@ -114,13 +115,11 @@ def test_csv_has_a_row_per_run_and_json_all_statistics(write_sweep, out):
     assert (out / "figures" / "accuracy-by-clusters.png").exists()
 
 
-def test_report_takes_the_reference_from_the_comparison_if_there_is_one(
-    write_run, write_points, out
-):
+def test_report_takes_the_reference_from_the_comparison_if_there_is_one(write_run, write_points):
     folders = [write_run(f"c/{method}", method) for method in ("fedspd", "local")]
     comparison = write_points("c", {"fedspd": {}, "local": {}}, reference="local")
-    assert write_report([comparison], out, "fedspd").reference == "local"
-    assert write_report(folders, out, "fedspd").reference == "fedspd"
+    assert read_comparison([comparison], "fedspd").reference == "local"
+    assert read_comparison(folders, "fedspd").reference == "fedspd"
 
 
 def test_large_sweep_has_curves_for_each_point(write_sweep, out):
@@ -171,37 +170,34 @@ def test_regression_is_reported_by_rmse_and_r2(write_run, out):
     assert statistics["rows"][0]["rmse"]["mean"] == 2.5
 
 
-def test_regression_that_is_ahead_has_a_lower_rmse(write_run, out):
+def test_regression_that_is_ahead_has_a_lower_rmse(write_run):
     folders = [write_run(m, m, errors=(e, e)) for m, e in (("fedspd", 2.0), ("fedavg", 1.0))]
-    write_report(folders, out, "fedspd")
-    assert "<td class=ahead>−1</td>" in (out / "report.html").read_text()
+    assert "<td class=ahead>−1</td>" in render(folders)
 
 
-def test_report_shows_what_a_target_costs(write_run, out):
+def test_report_shows_what_a_target_costs(write_run):
     """Half of the bytes, 10 steps and half a second go into each round, the final phase none."""
     folders = [write_run("a", scores=(0.5, 0.7)), write_run("b", "local", scores=(0.3, 0.3))]
-    write_report(folders, out, "fedspd", target=0.5)
-    text = (out / "report.md").read_text()
+    text = tables.to_markdown(read_comparison(folders, "fedspd", target=0.5))
     assert "## Cost to target: accuracy of at least 50.0 %" in text
     assert "| fedspd | 1 of 1 | 1 | 0.0005 | 0.5 | 10 |" in text
     assert "| local | 0 of 1 | – | – | – | – |" in text
-    write_report(folders, out, "fedspd")  # 95 % of the best
-    assert "accuracy of at least 57.0 %" in (out / "report.md").read_text()
-    with open(out / "report.csv") as file:
-        rows = list(csv.DictReader(file))
+    comparison = read_comparison(folders, "fedspd")  # 95 % of the best
+    assert "accuracy of at least 57.0 %" in tables.to_markdown(comparison)
+    rows = list(csv.DictReader(tables.to_csv(comparison).splitlines()))
     assert [row["round_to_target"] for row in rows] == ["3", ""]
 
 
-def test_report_shows_classes_by_name_and_other_scores(write_run, out):
+def test_report_shows_classes_by_name_and_other_scores(write_run):
     classes = {"names": ["cat", "<dog>"], "accuracy": [0.25, None]}
     metrics = {"macro_f1": {"mean": 0.625, "std": 0.0, "worst": 0.5, "lowest": 0.5}}
     folder = write_run("a", result={"classes": classes, "metrics": metrics})
-    comparison = write_report([folder], out, "fedspd")
-    text, page = (out / "report.md").read_text(), Page(out / "report.html").text
+    comparison = read_comparison([folder], "fedspd")
+    text, page = tables.to_markdown(comparison), render([folder])
     assert comparison.rows[0].classes == {"cat": 0.25, "<dog>": None}
     assert "| cat | 25.0 |" in text
     assert "| <dog> | – |" in text
-    assert "<dog>" in page
+    assert "&lt;dog&gt;" in page
     assert "62.5" in page
     assert "macro F1 (%)" in text
 

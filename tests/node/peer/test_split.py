@@ -57,7 +57,10 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
-@pytest.mark.parametrize(("clusters", "rule"), [(0, "uniform"), (2, "median")])
+@pytest.mark.parametrize(
+    ("clusters", "rule"),
+    [(0, "uniform"), pytest.param(2, "median", marks=pytest.mark.long)],
+)
 def test_peers_that_split_equal_the_simulator_to_the_bit(clusters: int, rule: Any) -> None:
     plan, graph = build_plan(5, clusters=clusters), Graph.from_edges(N, RING, rule)
     assert run_peers(plan, graph, 5) == run(StrictEngine(plan), graph, last=5)
@@ -125,8 +128,11 @@ def assert_one_labelling(state: State) -> None:
 
 @pytest.mark.parametrize(
     ("killed_at", "back_at"),
-    [((1, 30), (3, 0)), ((3, 6), (5, 0)), ((2, 0), (3, 6))],
-    ids=["killed in the search", "killed in the split", "back in the split"],
+    [
+        pytest.param((1, 30), (3, 0), id="killed in the search"),
+        pytest.param((3, 6), (5, 0), id="killed in the split", marks=pytest.mark.long),
+        pytest.param((2, 0), (3, 6), id="back in the split", marks=pytest.mark.long),
+    ],
 )
 def test_node_away_during_search_or_split_joins_the_others(
     killed_at: tuple[int, int], back_at: tuple[int, int], tmp_path: Path
