@@ -226,6 +226,22 @@ def test_only_a_newcomer_gets_all_models(tmp_path: Path) -> None:
             protocol.handle_request("n1", request)
 
 
+def test_newcomer_refuses_a_huge_first_model(tmp_path: Path) -> None:
+    pair, lies = Graph.from_edges(2, [(0, 1)]), {"n1": SendsModels(3e38)}
+    with peers_of(lies, pair, tmp_path) as (newcomer, insider):
+        insider.protocol.context = replace(insider.context, clients=0)  # so that n0 is added later
+        insider.runner.begin()
+        blank, _ = newcomer.runner.blank_share()
+
+        async def work() -> Offer | None:
+            for peer in (newcomer, insider):
+                await peer.protocol.transport.start(peer.protocol)
+            return await newcomer.protocol.fetch_shared("n1", blank)
+
+        assert asyncio.run(work()) is None
+        assert newcomer.protocol.refused == {"n1": 1}
+
+
 # ---- the journal
 
 

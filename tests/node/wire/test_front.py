@@ -8,7 +8,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from fedspd.core.errors import RejectedError
+from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.node.host.provisioning import revoke
 from fedspd.node.identity.certificates import host_name
 from fedspd.node.wire import front as fronts
@@ -236,22 +236,34 @@ def test_call_that_bypasses_the_front_is_rejected(secure):
     run(work())
 
 
-def test_bundle_that_runs_twice_is_noticed(secure, monkeypatch, caplog):
+@pytest.mark.parametrize("is_brief", [False, True])
+def test_second_process_of_a_bundle_is_shut_out(secure, monkeypatch, caplog, tools, is_brief):
+    """A brief one closes its connection again before the first process calls."""
     monkeypatch.setattr(fronts, "CLONE_SECONDS", 0.0)
 
     async def work():
         async with secure.running("a", "b", "d") as (a, b, d):
             await b.hello("a", secure.hello(), TIMEOUT)
-            await d.hello("a", secure.hello(), TIMEOUT)
             clone = secure.transport("b")
             await clone.hello("a", secure.hello(), TIMEOUT)
             assert a.rejected == {}
+            if is_brief:
+                await clone.stop()
+                clone = secure.transport("b")
             await b.hello("a", secure.hello(), TIMEOUT)  # after its clone
             assert a.rejected == {"cloned bundle": 1}
+            for _ in range(3):
+                with pytest.raises(UnreachableError):
+                    await clone.hello("a", secure.hello(), TIMEOUT)
+                await b.hello("a", secure.hello(), TIMEOUT)
+            await d.hello("a", secure.hello(), TIMEOUT)
+            await b.stop()  # now nobody tells them apart
+            await tools["eventually"](lambda: clone.hello("a", secure.hello(), TIMEOUT))
             await clone.stop()
 
     run(work())
-    assert "bundle runs twice, revoke it: node=b address=127.0.0.1" in caplog.text
+    found = "bundle runs twice, revoke it: node=b refused_address=127.0.0.1"
+    assert caplog.text.count(found) == 1
 
 
 def test_restarted_neighbour_is_not_taken_for_a_clone(secure, monkeypatch):

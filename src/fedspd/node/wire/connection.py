@@ -20,12 +20,14 @@ class Connection:
         front: "Front",
         identity: NodeIdentity,
         label: str,
+        host: str,
         units: TokenBucket,
         tls: Any,
         inner: Any,
     ) -> None:
         self.front, self.identity, self.label = front, identity, label
-        self.begun = time.monotonic()
+        self.host, self.begun = host, time.monotonic()
+        self.overtaken_at: float | None = None  # when the neighbour opened a newer one
         self._guard, self._units = FrameGuard(), units
         self._holds: set[str] = set()  # reasons not to read from the caller
         self._tls, self._inner = tls, inner  # the transports of both ends

@@ -14,10 +14,8 @@ import ipaddress
 import logging
 import os
 import secrets
-import shutil
 import socket
 import ssl
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
@@ -43,7 +41,7 @@ MAX_PENDING_PER_HOST = 32
 MAX_CONNECTIONS = 4  # of one neighbour: it uses one, and a crash may leave another
 MAX_HOSTS = 1024  # whose failures are remembered
 FAILURES, FAILURES_PER_SECOND = 20, 2.0  # handshakes that one address may fail
-CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one is of a second process
+CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one began: two processes
 UNITS, UNITS_PER_SECOND = 20_000, 4_000.0  # frames of one neighbour; a call costs CALL_UNITS
 
 
@@ -68,11 +66,15 @@ class Front:
         gatekeeper: Gatekeeper,
         rejections: RejectionLog,
         addresses: Mapping[str, str],
+        folder: Path,
     ) -> None:
-        """Admit the callers whom the gatekeeper knows; `addresses` are those of the neighbours."""
+        """Admit the callers whom the gatekeeper knows; `addresses` are those of the neighbours.
+
+        The sockets are made in the folder, which must be empty and private.
+        """
         self.gatekeeper, self.rejections = gatekeeper, rejections
         self._context = context
-        self._folder = Path(tempfile.mkdtemp(prefix="fedspd-"))  # mode 0700
+        self._folder = folder
         self._listeners: list[socket.socket] = []
         self._max_pending = min(MAX_PENDING, max_descriptors() // 8)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +85,8 @@ class Front:
         self._units: dict[str, TokenBucket] = {}  # by neighbour
         # the last host of each neighbour; one that has a name is known once it has called
         self._hosts = {name: known for name, each in addresses.items() if (known := literal(each))}
-        self._cloned_at: dict[str, float] = {}
+        self._cloned_at: dict[str, float] = {}  # when the log last named a bundle that runs twice
+        self._cloned: set[str] = set()  # neighbours that keep only the connections they have
 
     @property
     def target(self) -> str:
@@ -126,7 +129,6 @@ class Front:
         self.stop_listening()
         for connection in list(self._callers.values()):
             connection.abort()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def identify(self, peer: str) -> NodeIdentity:
         """Return the neighbour behind a call, by gRPC's name of its peer."""
@@ -202,7 +204,7 @@ class Front:
             return
         try:
             identity = self._authenticate(tls)
-            await self._connect(tls, caller, identity)
+            await self._connect(tls, caller, identity, host)
         except RejectedError as error:
             tls.abort()
             reason, _, sentence = str(error).partition(": ")
@@ -226,7 +228,9 @@ class Front:
 
     # ---- neighbours
 
-    async def _connect(self, tls: Any, caller: CallerEnd, identity: NodeIdentity) -> None:
+    async def _connect(
+        self, tls: Any, caller: CallerEnd, identity: NodeIdentity, host: str
+    ) -> None:
         """Connect a neighbour with gRPC, if it has a place left."""
         name, loop, label = identity.name, asyncio.get_running_loop(), secrets.token_hex(16)
         end = socket.socket(socket.AF_UNIX)
@@ -240,11 +244,18 @@ class Front:
             raise
         inner, server = await loop.create_unix_connection(ServerEnd, sock=end)
         connections = self._connections.setdefault(name, [])
+        if name in self._cloned:
+            inner.abort()
+            self._report_clone(name, host)
+            raise RejectedError(f"cloned bundle: '{name}' runs already.")
         if tls.is_closing() or len(connections) >= MAX_CONNECTIONS:
             inner.abort()
             raise RejectedError(f"busy: '{name}' has {len(connections)} connections already.")
         units = self._units.setdefault(name, TokenBucket(UNITS, UNITS_PER_SECOND))
-        connection = self._callers[label] = Connection(self, identity, label, units, tls, inner)
+        connection = Connection(self, identity, label, host, units, tls, inner)
+        for older in connections:
+            older.overtaken_at = older.overtaken_at or connection.begun
+        self._callers[label] = connection
         connections.append(connection)
         caller.connection = server.connection = connection
         tls.resume_reading()
@@ -253,7 +264,10 @@ class Front:
     def forget(self, connection: Connection) -> None:
         """Give up the place of a connection that has ended."""
         if self._callers.pop(connection.label, None) is not None:
-            self._connections[connection.identity.name].remove(connection)
+            name = connection.identity.name
+            self._connections[name].remove(connection)
+            if not self._connections[name]:
+                self._cloned.discard(name)
 
     async def _check_connections(self) -> None:
         """Close the connections of certificates that are revoked or expire."""
@@ -268,15 +282,28 @@ class Front:
                     connection.abort()
 
     def record_calls(self, connection: Connection) -> None:
-        """Notice a bundle that runs twice: a node calls over its newest connection alone."""
-        name, now = connection.identity.name, time.monotonic()
-        newest = self._connections[name][-1]
-        if connection is newest or now - newest.begun < CLONE_SECONDS:
+        """Shut out a bundle that runs twice: a node calls over its newest connection alone.
+
+        The process that was here first stays, and no other gets in as long as it is connected.
+        """
+        overtaken_at = connection.overtaken_at
+        if overtaken_at is None or time.monotonic() - overtaken_at < CLONE_SECONDS:
             return
+        connection.overtaken_at, name = None, connection.identity.name
         self.rejections.counts["cloned bundle"] += 1
+        self._report_clone(name, self._hosts[name])
+        self._cloned.add(name)
+        self._hosts[name] = connection.host
+        connections = self._connections[name]
+        for later in connections[connections.index(connection) + 1 :]:
+            later.abort()
+
+    def _report_clone(self, name: str, host: str) -> None:
+        """Tell the operator, once in ten seconds."""
+        now = time.monotonic()
         if now - self._cloned_at.get(name, -LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
             self._cloned_at[name] = now
-            log.error("bundle runs twice, revoke it: node=%s address=%s", name, self._hosts[name])
+            log.error("bundle runs twice, revoke it: node=%s refused_address=%s", name, host)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

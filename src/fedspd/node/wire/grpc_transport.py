@@ -9,13 +9,15 @@ caller can take.
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import Any, get_args
 
 from fedspd.core.errors import (
     ConfigError,
+    MalformedError,
     MissingExtraError,
     NodeError,
     RefusedError,
@@ -34,7 +36,9 @@ from fedspd.node.wire.codec import (
     claimed_sender,
 )
 from fedspd.node.wire.front import Front, build_context, max_descriptors
-from fedspd.node.wire.messages import Handler
+from fedspd.node.wire.messages import Handler, Offer, Request
+from fedspd.node.wire.outlet import Outlet
+from fedspd.node.wire.sockets import SocketFolder
 
 # gRPC reads this once, at import. It leaves TLS 1.2 a single suite, for RSA keys, which no node
 # has; TLS 1.3 has its own suites. So only TLS 1.3 can connect.
@@ -52,7 +56,10 @@ REQUEST_TIMEOUT_SECONDS = 10.0  # for a request to follow its headers
 MAX_VERIFIED = 256  # verified certificates that are remembered
 MAX_CONNECTIONS = 4_096  # in plaintext: one takes about 70 kB
 MAX_RPCS = 256  # at a time; base.py limits each neighbour to a few of them
-REFUSALS = ("Connection refused", "DNS resolution failed")  # in gRPC's words
+REFUSALS = (
+    "Connection refused",
+    "DNS resolution failed",
+)  # gRPC's words, in plaintext
 MAX_DETAIL_CHARS = 300  # of a neighbour's error
 Options = list[tuple[str, int | str]]
 
@@ -106,6 +113,9 @@ class GrpcTransport(BaseTransport):
         self._front: Front | None = None
         self._server: Any = None
         self._channels: dict[str, tuple[str, Any]] = {}  # the address and channel of a neighbour
+        self._outlets: dict[str, Outlet] = {}  # by neighbour
+        self._sockets: SocketFolder | None = None
+        self._opening = asyncio.Lock()
 
     # ---- calls from neighbours
 
@@ -142,9 +152,7 @@ class GrpcTransport(BaseTransport):
                 )
                 self._server.add_insecure_port(self.address)
         except (RuntimeError, OSError):
-            if self._front:
-                self._front.close()  # else its folder would stay
-                self._front = None
+            self._close_sockets()
             raise NodeError(
                 f"address = '{self.address}': cannot listen there; expected a free port of this "
                 "machine. Stop the process that uses the port, or set --listen."
@@ -153,7 +161,13 @@ class GrpcTransport(BaseTransport):
     def _build_front(self, tls: "TlsContext") -> Front:
         neighbours = self.manifest.member(self.name).neighbours
         addresses = {name: self.manifest.member(name).address for name in neighbours}
-        return Front(tls.server_context, tls, self.rejection_log, addresses)
+        folder = self._socket_folder()
+        return Front(tls.server_context, tls, self.rejection_log, addresses, folder)
+
+    def _socket_folder(self) -> Path:
+        if self._sockets is None:
+            self._sockets = SocketFolder()
+        return self._sockets.path
 
     def _rpc_handler(self, method: RpcMethod) -> Any:
         """Return gRPC's handler of a method.
@@ -207,41 +221,72 @@ class GrpcTransport(BaseTransport):
 
     # ---- calls to neighbours
 
+    async def fetch(self, neighbour: str, request: Request, timeout_seconds: float) -> Offer:
+        """Return the models that the neighbour sends for the request."""
+        await self._channel(neighbour)
+        count = self.limits.offer_bytes(len(request.wants), request)
+        with self._expecting(neighbour, count):
+            return await super().fetch(neighbour, request, timeout_seconds)
+
     async def send(
         self, neighbour: str, method: RpcMethod, data: bytes, timeout_seconds: float
     ) -> FrameStream:
         """Send an encoded message and yield the frames of the answer."""
-        rpc = self._channel(neighbour).unary_stream(f"/{SERVICE}/{method}")
-        call = rpc(data, timeout=timeout_seconds, wait_for_ready=False)
-        try:
-            async for frame in call:
-                yield frame
-        except grpc.aio.AioRpcError as error:
-            raise _translate(neighbour, error) from None
-        except asyncio.CancelledError:
-            # gRPC raises this for a call that the neighbour cancelled, too.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise UnreachableError(f"'{neighbour}' cancelled the call.") from None
-        finally:
-            call.cancel()
+        rpc = (await self._channel(neighbour)).unary_stream(f"/{SERVICE}/{method}")
+        with self._expecting(neighbour, self.limits.message_bytes):
+            call = rpc(data, timeout=timeout_seconds, wait_for_ready=False)
+            try:
+                async for frame in call:
+                    yield frame
+            except grpc.aio.AioRpcError as error:
+                raise self._translate(neighbour, error) from None
+            except asyncio.CancelledError:
+                # gRPC raises this for a call that the neighbour cancelled, too.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise UnreachableError(f"'{neighbour}' cancelled the call.") from None
+            finally:
+                call.cancel()
 
-    def _channel(self, neighbour: str) -> Any:
+    def _expecting(self, neighbour: str, count: int) -> AbstractContextManager[None]:
+        """Allow the neighbour to send so many bytes; in plaintext nobody counts them."""
+        outlet = self._outlets.get(neighbour)
+        return outlet.allowance.expecting(count) if outlet else nullcontext()
+
+    async def _channel(self, neighbour: str) -> Any:
         """Return the channel to a neighbour, which is kept while its address stays the same."""
         if self.tls and self.tls.is_revoked(neighbour):
             raise RejectedError(f"'{neighbour}' is not called: its certificate is revoked.")
         address = self._address_of(neighbour)
-        if neighbour not in self._channels or self._channels[neighbour][0] != address:
-            self._channels[neighbour] = (address, self._open_channel(neighbour, address))
+        async with self._opening:
+            if neighbour not in self._channels or self._channels[neighbour][0] != address:
+                self._channels[neighbour] = (address, await self._open_channel(neighbour, address))
         return self._channels[neighbour][1]
 
-    def _open_channel(self, neighbour: str, address: str) -> Any:
+    async def _open_channel(self, neighbour: str, address: str) -> Any:
         if not self.tls:
             return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        path = self._socket_folder() / f"to-{secrets.token_hex(8)}"
+        outlet = Outlet(path, address, lambda: self._record_flood(neighbour))
+        await outlet.open()
+        if neighbour in self._outlets:  # its address has changed
+            self._outlets[neighbour].close()
+        self._outlets[neighbour] = outlet
         target = ("grpc.ssl_target_name_override", host_name(self.manifest.network, neighbour))
         options = [*CLIENT_OPTIONS, target]
-        return grpc.aio.secure_channel(address, self.tls.channel_credentials, options=options)
+        return grpc.aio.secure_channel(outlet.target, self.tls.channel_credentials, options=options)
+
+    def _record_flood(self, neighbour: str) -> None:
+        """Count a neighbour that sent more than it was asked for as one of a malformed message."""
+        with suppress(MalformedError), self._counting_malformed(neighbour):
+            raise InvalidMessageError("flood", "more bytes than it was asked for.")
+
+    def _translate(self, neighbour: str, error: Any) -> TransportError:
+        outlet = self._outlets.get(neighbour)
+        if outlet and outlet.refusal and error.code() == grpc.StatusCode.UNAVAILABLE:
+            return RefusedError(f"'{neighbour}' cannot be reached ({outlet.refusal}).")
+        return _translate(neighbour, error)
 
     def _address_of(self, neighbour: str) -> str:
         known = self.tls.identities.get(neighbour) if self.tls else None
@@ -262,9 +307,18 @@ class GrpcTransport(BaseTransport):
         if self._server is not None:
             await self._server.stop(grace=0.5)
             self._server = None
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         if self._front:
             self._front.close()
             self._front = None
+        for outlet in self._outlets.values():
+            outlet.close()
+        self._outlets.clear()
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None
 
 
 class TlsContext:
