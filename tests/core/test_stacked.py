@@ -304,6 +304,31 @@ def test_results_have_the_same_bits_in_any_block(inputs, hidden, activation, dty
             assert torch.equal(some, all_clients[rows])
 
 
+@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adamw"}, {"clip": 0.1}], ids=str)
+def test_local_updates_leave_no_trace_in_later_ones(optimizer):
+    """Models that are lost, other examples, other momentum: the memory they used serves again."""
+    training = TrainingOptions(batch=10, epochs=2, **optimizer)
+    used, fresh = (Learner(MODELS["mlp"], training) for _ in range(2))
+    data = examples([23, 7], dtype=torch.float32)
+    model_CP = first_models(used, 2)
+    used.train(torch.full_like(model_CP, torch.nan), data, KEY)
+    used.train(model_CP, examples([9, 4], dtype=torch.float32), KEY)
+    used.train(model_CP, data, KEY, momentum=0.1)
+    for rows in ([1], [0, 1], [0]):
+        own = model_CP[rows], data.select(rows), KEY
+        found = used.train(*own)
+        assert torch.equal(used.train(*own), found)
+        assert torch.equal(fresh.train(*own), found)
+
+
+def test_workspace_of_a_large_group_is_not_kept():
+    learner = Learner(MODELS["mlp"], TrainingOptions(batch=50_000, epochs=1))
+    assert learner.stacked_trainer is not None
+    for count, is_kept in ((50, True), (50_000, False), (50, True)):
+        learner.train(first_models(learner, 1), examples([count], dtype=torch.float32), KEY)
+        assert (learner.stacked_trainer._kept is not None) == is_kept
+
+
 def test_dropout_draws_follow_from_the_client_and_have_the_layers_rate():
     def factory() -> nn.Module:
         return nn.Sequential(Dropout(0.75), nn.Linear(400, 1, bias=False), nn.Flatten(0))

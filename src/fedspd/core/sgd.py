@@ -56,6 +56,14 @@ class Descent:
             shape = (*weights[0].shape[:-1], 1)
             self.powers = [weights[0].new_ones(shape, dtype=torch.double) for _ in BETAS]
 
+    def reset(self) -> None:
+        """Forget all steps."""
+        separate = [] if self.velocity is self.gradient else self.velocity
+        for table in (*self.gradient, *separate, *self.second):
+            table.zero_()
+        for power in self.powers:
+            power.fill_(1)
+
     def of(self, rows: slice | list[int], gradient: Tables | None = None) -> "Descent":
         """Return the descent of some clients: views of a slice, copies of a list."""
         own = object.__new__(Descent)

@@ -11,8 +11,6 @@ one spare row, as a product needs two clients to have the bits that it has with 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspd.core.keys import Key
-from fedspd.core.sgd import Descent, Scale, Tables
+from fedspd.core.sgd import Descent, Optimizer, Scale, Tables
 from fedspd.core.stacked_layers import (
     Pass,
     StackedDropout,
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
 MOST_PARAMETERS = 100_000  # beyond, the products of one client keep the processor busy
 GROUP_BYTES = 2**21  # of the models of a group: with velocity and batch they stay in the cache
+KEPT_BYTES = 2**22  # of a workspace that is kept for the next local update
 LEAST_BATCH = 8
 
 
@@ -55,12 +54,16 @@ class Layout:
     def pack(self, model_GP: Tensor) -> Tables:
         """Return the tables of models, or of their trained parameters alone."""
         slots = [slot for slot in self.slots if slot.start < model_GP.shape[1]]
-        tables = []
-        for slot in slots:
-            size = slot.view.numel()
-            tables.append(model_GP.new_zeros(len(model_GP) + 1, round_up(size)))
-            tables[-1][:-1, :size] = model_GP[:, slot.start : slot.start + size]
+        sizes = [round_up(slot.view.numel()) for slot in slots]
+        tables = [model_GP.new_zeros(len(model_GP) + 1, size) for size in sizes]
+        self.fill(tables, model_GP)
         return tables
+
+    def fill(self, tables: Tables, model_GP: Tensor) -> None:
+        """Give these tables the values of other models; the spare row stays."""
+        for slot, table in zip(self.slots, tables, strict=False):
+            size = slot.view.numel()
+            table[:-1, :size] = model_GP[:, slot.start : slot.start + size]
 
     def unpack(self, tables: Tables, model_GP: Tensor) -> None:
         """Give the models the trained parameters of these tables."""
@@ -110,47 +113,60 @@ def padded(size: int, batch: int) -> int:
     return min(batch, max(LEAST_BATCH, 1 << (size - 1).bit_length()))
 
 
-@dataclass(frozen=True)
-class Examples:
+class Epoch:
+    """The plan of every epoch of a group: it follows from how many examples the clients have.
+
+    place_GE   a client's examples, counted from its first one, in the order of an epoch
+    start_G1   a client's first row in the group's examples; the spare client has the last row
+    share_GE   of an example in the mean of its batch; 0 where there is none
+    """
+
+    def __init__(self, counts: list[int], batch: int, dtype: torch.dtype) -> None:
+        self.counts, self.width = counts, -(-counts[0] // batch) * batch
+        self.steps = plan_steps(counts, batch)
+        self.start_G1 = torch.tensor([0, *accumulate(counts)])[:, None]
+        self.place_GE = (sum(counts) - self.start_G1).repeat(1, self.width)
+        # Views cost as much as a draw.
+        self.parts = [row[:n] for row, n in zip(self.place_GE, counts, strict=False)]
+        count_G1 = torch.tensor([*counts, 0])[:, None]
+        first_E = torch.arange(0, self.width, batch).repeat_interleave(batch)
+        share_GE = (count_G1 - first_E).clamp_(1, batch).double().reciprocal_()
+        self.share_GE = share_GE.mul_(torch.arange(self.width) < count_G1).to(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its tables."""
+        return self.place_GE.nbytes + self.share_GE.nbytes
+
+    def shuffle(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return index_GE, the rows of every client's examples in a random order."""
+        for count, part, generator in zip(self.counts, self.parts, generators, strict=True):
+            torch.randperm(count, generator=generator, out=part)
+        return self.place_GE + self.start_G1
+
+
+class Examples(NamedTuple):
     """The examples of a group in one table; the last row is one of weight 0."""
 
     x_R: Tensor
     y_R: Tensor
     weight_R: Tensor | None
-    counts: list[int]  # in descending order
-    start_G1: Tensor  # first row of every client; of the spare one the last row
-    width: int  # E, in complete batches
-
-    @cached_property
-    def _places(self) -> tuple[Tensor, list[Tensor]]:
-        """A table of places and the part of every client: views cost as much as a draw."""
-        place_GE = (len(self.y_R) - 1 - self.start_G1).repeat(1, self.width)
-        parts = [row[:count] for row, count in zip(place_GE, self.counts, strict=False)]
-        return place_GE, parts
-
-    def shuffle(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return index_GE, the rows of every client's examples in a random order."""
-        place_GE, parts = self._places
-        for count, part, generator in zip(self.counts, parts, generators, strict=True):
-            torch.randperm(count, generator=generator, out=part)
-        return place_GE + self.start_G1
 
 
 def gather(
-    x: Sequence[Tensor],
-    y: Sequence[Tensor],
-    weight: Sequence[Tensor] | None,
-    batch: int,
-    dtype: torch.dtype,
+    x: Sequence[Tensor], y: Sequence[Tensor], weight: Sequence[Tensor] | None, dtype: torch.dtype
 ) -> Examples:
     """Return the examples of a group."""
-    counts = [len(own) for own in y]
-    x_R = torch.zeros(sum(counts) + 1, *x[0].shape[1:], dtype=dtype)
-    torch.cat([own.to(dtype) for own in x], out=x_R[:-1])
+    x = [own.to(dtype) for own in x]
+    x_R = torch.cat([*x, x[0].new_zeros(1, *x[0].shape[1:])])
     y_R = torch.cat([*y, torch.zeros_like(y[0][:1])])
     weight_R = None if weight is None else torch.cat([*weight, torch.ones_like(weight[0][:1])])
-    start_G1 = torch.tensor([0, *accumulate(counts)])[:, None]
-    return Examples(x_R, y_R, weight_R, counts, start_G1, -(-counts[0] // batch) * batch)
+    return Examples(x_R, y_R, weight_R)
+
+
+def take_rows(table_R: Tensor, index_GE: Tensor) -> Tensor:
+    """Return table_R[index_GE], in half the time."""
+    return table_R.index_select(0, index_GE.flatten()).view(*index_GE.shape, *table_R.shape[1:])
 
 
 class StackedTrainer:
@@ -165,6 +181,7 @@ class StackedTrainer:
         self.first_trained = is_trained.index(True) if any(is_trained) else len(layers)
         self.dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
         self.group_size = max(2, GROUP_BYTES // (self.layout.width * learner.flat.itemsize))
+        self._kept: tuple[tuple[object, ...], Workspace] | None = None
 
     @classmethod
     def build(cls, learner: "Learner") -> "StackedTrainer | None":
@@ -212,17 +229,35 @@ class StackedTrainer:
         orders = [key.of("order").torch() for key in keys]
         drops = [key.of("dropout").torch() for key in keys] if self.dropouts else []
         for rate in updates[0].rates:
-            masks = self._draw_masks(group.examples, drops)
-            group.run_epoch(rate, group.examples.shuffle(orders), masks)
-        self.layout.unpack(group.weights, model_GP)
+            masks = self._draw_masks(group, drops)
+            group.run_epoch(rate, group.epoch.shuffle(orders), masks)
+        self.layout.unpack(group.workspace.weights, model_GP)
+        if group.workspace.nbytes > KEPT_BYTES:
+            self._kept = None
 
-    def _draw_masks(self, examples: Examples, generators: list[torch.Generator]) -> list[Tensor]:
+    def workspace(
+        self, model_GP: Tensor, optimizer: Optimizer, shape: tuple[int, ...]
+    ) -> "Workspace":
+        """Return the workspace of a group, with these models in it.
+
+        Building one takes longer than the single step of a lone client, so the last one serves
+        again if it fits.
+        """
+        name = (len(model_GP), optimizer, shape)
+        if self._kept is not None and self._kept[0] == name:
+            self._kept[1].start(model_GP)
+        else:
+            self._kept = name, Workspace(self, model_GP, optimizer)
+        return self._kept[1]
+
+    def _draw_masks(self, group: "_Group", generators: list[torch.Generator]) -> list[Tensor]:
         """Return the masks of an epoch [G, E, ...]: each client draws those of its examples."""
-        masks, shape = [], tuple(examples.x_R.shape[1:])
+        x_R, epoch = group.examples.x_R, group.epoch
+        masks, shape = [], tuple(x_R.shape[1:])
         for layer in self.layers if self.dropouts else ():
             if isinstance(layer, StackedDropout):
-                mask = examples.x_R.new_zeros(len(generators) + 1, examples.width, *shape)
-                for g, count in enumerate(examples.counts):
+                mask = x_R.new_zeros(len(generators) + 1, epoch.width, *shape)
+                for g, count in enumerate(epoch.counts):
                     mask[g, :count] = layer.draw((count, *shape), mask.dtype, generators[g])
                 masks.append(mask)
             shape = layer.shape_after(shape)
@@ -235,42 +270,67 @@ def _as_rows(members: list[int]) -> slice | list[int]:
     return slice(first, first + count) if members == [*range(first, first + count)] else members
 
 
-class Programs:
-    """The passes of a group, each with its memory: one for the clients and batch size of a step."""
+class Workspace:
+    """The tables and passes of a group, with all their memory.
 
-    def __init__(
-        self,
-        trainer: StackedTrainer,
-        weights: Tables,
-        velocity: Tables,
-        momentum: float,
-        examples: Examples,
-    ) -> None:
-        self.trainer, self.weights, self.velocity = trainer, weights, velocity
-        self.momentum, self.examples = momentum, examples
-        self._programs: dict[tuple[int, int, int], Program] = {}
+    gradient   of the trained slots, or their velocity if passes may add up there
+    """
 
-    def of(self, step: Step) -> "Program":
-        """Return the program of a step."""
+    def __init__(self, trainer: StackedTrainer, model_GP: Tensor, optimizer: Optimizer) -> None:
+        self.trainer, self.weights = trainer, trainer.layout.pack(model_GP)
+        trained = self.weights[: len(trainer.layout.trained)]
+        self.gradient = [torch.zeros_like(table) for table in trained]
+        self.descent = Descent(optimizer, trained, self.gradient, optimizer.adds_up)
+        self.momentum = optimizer.momentum if optimizer.adds_up else 0.0
+        self.nbytes = sum(table.nbytes for table in (*self.weights, *self.gradient))
+        self._epoch: Epoch | None = None
+        # Views cost as much as a small step.
+        self._descents: dict[tuple[int, int], Descent] = {}  # of the rows of a step
+        self._programs: dict[tuple[int, int, int], Program] = {}  # and of its batch size
+
+    def start(self, model_GP: Tensor) -> None:
+        """Take other models, and forget the last local update."""
+        self.trainer.layout.fill(self.weights, model_GP)
+        self.descent.reset()
+
+    def epoch(self, counts: list[int]) -> Epoch:
+        """Return the plan of an epoch for clients with so many examples."""
+        if self._epoch is None or self._epoch.counts != counts:
+            self.nbytes -= self._epoch.nbytes if self._epoch is not None else 0
+            batch, dtype = self.trainer.learner.training.batch, self.weights[0].dtype
+            self._epoch = Epoch(counts, batch, dtype)
+            self.nbytes += self._epoch.nbytes
+        return self._epoch
+
+    def program(self, step: Step, x_R: Tensor) -> "Program":
+        """Return the pass of a step."""
         name = (step.rows.start, step.rows.stop, step.size)
         if name not in self._programs:
-            self._programs[name] = self._build(step)
+            self._programs[name] = self._build(step, x_R)
+            self.nbytes += self._programs[name].nbytes
         return self._programs[name]
 
-    def _build(self, step: Step) -> "Program":
+    def _build(self, step: Step, x_R: Tensor) -> "Program":
         layout = self.trainer.layout
         fixed = [None] * (len(layout.slots) - len(layout.trained))
-        velocity = [*layout.views(self.velocity, step.rows), *fixed]
+        velocity = [*layout.views(self.gradient, step.rows), *fixed]
         weights, is_pair = layout.views(self.weights, step.rows), step.clients == 1
         of = Pass(weights, velocity, self.momentum, [], is_pair)
-        return Program(self.trainer, of, self.examples.x_R, step.size)
+        return Program(self.trainer, of, x_R, step.size)
+
+    def descent_of(self, rows: slice) -> Descent:
+        """Return the descent of some clients."""
+        name = (rows.start, rows.stop)
+        if name not in self._descents:
+            self._descents[name] = self.descent.of(rows)
+        return self._descents[name]
 
 
 class Program:
     """One pass of some clients, with all its memory."""
 
     def __init__(self, trainer: StackedTrainer, of: Pass, x_R: Tensor, size: int) -> None:
-        self.of, self.x_R, clients = of, x_R, len(of.weights[0])
+        self.of, clients = of, len(of.weights[0])
         self.gathered = x_R.new_empty(clients * size, *x_R.shape[1:])
         self.batch = self.input = self.gathered.view(clients, size, *x_R.shape[1:])
         if self.batch.stride(0) * self.batch.itemsize % 64:
@@ -286,10 +346,15 @@ class Program:
         for bound in self.way_back:
             d = bound.connect(d, needs_input=bound is not self.way_back[-1])
 
-    def forward(self, index_GE: Tensor, step: Step) -> Tensor:
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all values and gradients, about."""
+        return 2 * sum(x.nbytes for x in (self.input, *(layer.output for layer in self.layers)))
+
+    def forward(self, x_R: Tensor, index_GE: Tensor, step: Step) -> Tensor:
         """Return the outputs [G, B, ...], which the next pass overwrites."""
         index_R = index_GE[step.rows, step.columns].flatten()
-        torch.index_select(self.x_R, 0, index_R, out=self.gathered)
+        torch.index_select(x_R, 0, index_R, out=self.gathered)
         if self.input is not self.batch:
             self.input.copy_(self.batch)
         for layer in self.layers:
@@ -308,23 +373,17 @@ class _Group:
     def __init__(
         self, trainer: StackedTrainer, model_GP: Tensor, updates: list["LocalUpdate"]
     ) -> None:
-        learner, layout, batch = trainer.learner, trainer.layout, trainer.learner.training.batch
+        learner, layout = trainer.learner, trainer.layout
         self.learner, self.update = learner, updates[0]  # they differ in examples and anchor only
         weights = [u.weight for u in updates if u.weight is not None]
         x, y = [u.x for u in updates], [u.y for u in updates]
-        self.examples = gather(x, y, weights or None, batch, learner.dtype)
-        self.weights = layout.pack(model_GP)
-        trained, optimizer = self.weights[: len(layout.trained)], self.update.optimizer
-        gradient = [torch.zeros_like(table) for table in trained]
-        self.descent = Descent(optimizer, trained, gradient, optimizer.adds_up)
-        self.descents: dict[tuple[int, int], Descent] = {}  # of the rows of a step
-        momentum = optimizer.momentum if optimizer.adds_up else 0.0
-        self.programs = Programs(trainer, self.weights, gradient, momentum, self.examples)
+        self.examples = gather(x, y, weights or None, learner.dtype)
+        shape = tuple(self.examples.x_R.shape[1:])
+        self.workspace = trainer.workspace(model_GP, self.update.optimizer, shape)
+        self.epoch = self.workspace.epoch([len(own) for own in y])
         self.write_gradient = output_gradient(
             learner.example_loss, learner.loss, self.update.objective
         )
-        self.share_GE = _shares(self.examples, batch).to(model_GP)
-        self.steps = plan_steps(self.examples.counts, batch)
         factor_W = self.update.factor_W
         self.factor = None if factor_W is None else layout.pack(factor_W[None].to(model_GP))
         self.anchor: Tables = []
@@ -337,37 +396,24 @@ class _Group:
 
     def run_epoch(self, rate: float, index_GE: Tensor, masks: list[Tensor]) -> None:
         """Take the steps of one epoch."""
-        y_GE = self.examples.y_R[index_GE]
-        weight_R = self.examples.weight_R
-        weight_GE = None if weight_R is None else weight_R[index_GE]
-        for step in self.steps:
-            program, at = self.programs.of(step), (step.rows, step.columns)
+        x_R, y_R, weight_R = self.examples
+        y_GE, share_GE = take_rows(y_R, index_GE), self.epoch.share_GE
+        weight_GE = None if weight_R is None else take_rows(weight_R, index_GE)
+        for step in self.epoch.steps:
+            program, at = self.workspace.program(step, x_R), (step.rows, step.columns)
             program.of.masks = [mask[at] for mask in masks]
-            output = program.forward(index_GE, step)
+            output = program.forward(x_R, index_GE, step)
             weight = None if weight_GE is None else weight_GE[at]
-            self.write_gradient(output, y_GE[at], weight, self.share_GE[at], program.d)
+            self.write_gradient(output, y_GE[at], weight, share_GE[at], program.d)
             program.backward()
             self._descend(step, rate)
             self.learner.effort.steps += step.clients
 
     def _descend(self, step: Step, rate: float) -> None:
         rows = slice(step.rows.start, step.rows.start + step.clients)
-        name, factor = (rows.start, rows.stop), self.factor
-        if name not in self.descents:  # views, which cost as much as a small step
-            self.descents[name] = self.descent.of(rows)
-        own = self.descents[name]
+        own, factor = self.workspace.descent_of(rows), self.factor
         own.step(
             [rate] * len(own.weights) if factor is None else [rate * f[:1] for f in factor],
             [anchor[rows] for anchor in self.anchor],
             self.pull if isinstance(self.pull, float) else self.pull[rows],
         )
-
-
-def _shares(examples: Examples, batch: int) -> Tensor:
-    """Return the share of every example in the mean of its batch; 0 where there is none."""
-    share_GE = torch.zeros(len(examples.counts) + 1, examples.width, dtype=torch.double)
-    for g, count in enumerate(examples.counts):
-        full = count - count % batch
-        share_GE[g, :full] = 1 / batch
-        share_GE[g, full:count] = 1 / max(count - full, 1)
-    return share_GE
