@@ -82,7 +82,8 @@ class DPSGD(Mechanism):
         sum_W = torch.zeros(learner.weights, dtype=learner.dtype, device=learner.device)
         descent = Descent(update.optimizer, [model_P[: learner.weights]], [sum_W])
         anchors = [] if update.anchor_W is None else [update.anchor_W]
-        draws = self.source.draws(key.of("private"))
+        about = model_P, update.weight, update.rows, update.anchor_W
+        draws = self.source.draws(key.of("private"), *about)
         with keyed_randomness(self.own_key(key.of("dropout")), learner.device):
             for rate, rows in self._batches(update, draws):
                 sum_W.copy_(gradients.clipped_sum(model_P, update, rows, self.clip))
@@ -112,7 +113,7 @@ class DPSGD(Mechanism):
         """Return noisy sums over the examples, divided by their total: no count is needed."""
         sum_CS = share_CSE.sum(2).double()
         for c, client in enumerate(data.clients):
-            draws = self.source.draws(key.of(client, "private"))
+            draws = self.source.draws(key.of(client, "private"), share_CSE[c])
             sum_CS[c] += self.mean_noise * draws.normal(sum_CS.shape[1])
             learner.effort.releases[client].append(self.mean_release())
         sum_CS = torch.where(before_CS > 0, sum_CS, 0).clamp(min=0)
@@ -149,7 +150,7 @@ class UpdateMechanism(Mechanism):
         W, trained_CP = learner.weights, learner.train_plainly(model_CP, updates, clients, key)
         change_CW = clipped(trained_CP[:, :W] - model_CP[:, :W], self.clip)
         for c, (client, update) in enumerate(zip(clients, updates, strict=True)):
-            draws = self.source.draws(key.of(client, "private"))
+            draws = self.source.draws(key.of(client, "private"), model_CP[c], change_CW[c])
             change_CW[c].add_(draws.normal(W).to(change_CW), alpha=self.deviation(update))
             learner.effort.releases[client].append(self.release(update))
         return torch.cat([model_CP[:, :W] + change_CW, model_CP[:, W:]], 1)

@@ -57,12 +57,15 @@ class SecretDraws(Draws):
 class Source:
     """The draws of a mechanism.
 
-    secret   None in a simulation, whose draws follow from keys. A node sets it before each round:
-             the same secret is never used for two states, or the noise would cancel out.
+    secret   None in a simulation, whose draws follow from keys. A node sets it before each round.
+
+    At a node the draws follow from what they are added to as well: if two sums had the same noise,
+    their difference would have none.
     """
 
     def __init__(self) -> None:
         self.secret: bytes | None = None
+        self._drawn = hashlib.sha256()
 
     def own_key(self, key: Key) -> Key:
         """Return the key for other draws about examples, which nobody else must know."""
@@ -70,6 +73,23 @@ class Source:
             return key
         return replace(key, seed=int.from_bytes(hashlib.sha3_256(self.secret).digest(), "little"))
 
-    def draws(self, key: Key) -> Draws:
-        """Return the stream of a key."""
-        return SeededDraws(key) if self.secret is None else SecretDraws(self.secret, key)
+    def draws(self, key: Key, *inputs: Tensor | None) -> Draws:
+        """Return the stream of a key, for noise on what follows from these inputs."""
+        if self.secret is None:
+            return SeededDraws(key)
+        name = b"".join(_digest(tensor) for tensor in inputs)
+        self._drawn.update(name)
+        return SecretDraws(hashlib.sha256(self.secret + name).digest(), key)
+
+    def take_name(self) -> str:
+        """Return a name of all inputs since the last call: others have other noise."""
+        name, self._drawn = self._drawn.hexdigest(), hashlib.sha256()
+        return name
+
+
+def _digest(tensor: Tensor | None) -> bytes:
+    if tensor is None:
+        return bytes(hashlib.sha256().digest_size)
+    values = tensor.detach().cpu().contiguous()
+    about = repr((values.dtype, tuple(values.shape))).encode()
+    return hashlib.sha256(about + values.numpy().tobytes()).digest()

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedspd.algorithms import METHODS
+from fedspd.algorithms.fedavg import FedAvg
 from fedspd.core.errors import RejectedError, StorageError
-from fedspd.core.exchange import Neighbourhood
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.engines.simulator import Simulator
@@ -171,6 +172,43 @@ def test_another_state_gets_other_noise_and_is_paid_again(tmp_path):
     node.journal.close()
 
 
+class TwoUpdates(FedAvg):
+    """It trains, exchanges, trains the mean again with the same key, and exchanges once more."""
+
+    def round(self, learner, state, data, key):
+        model_CP, only_C1 = state.model_CP, torch.zeros(len(data), 1, dtype=torch.long)
+        for _ in range(2):
+            trained_CP = learner.train(model_CP, data, key)
+            answer = yield Exchange(only_C1, trained_CP[:, None], torch.ones(1, 1), only_C1)
+            model_CP = answer.mean(only_C1).model_CMP[:, 0]
+        return replace(state, model_CP=model_CP)
+
+
+def test_update_after_another_answer_gets_other_noise_and_is_paid_again(tmp_path):
+    """As when a node is killed in a round, and its neighbours answer otherwise after that."""
+    sent = []
+    for shift in (0.0, 0.0, 100.0):
+        node = Node(tmp_path)
+        plan = replace(node.runner.plan, algorithm=TwoUpdates())
+        node.runner.plan = plan
+        node.journal.restore(node.runner, False)
+        node.privacy.begin_round(1)
+        node.runner.start_round(1)
+        first = node.runner.exchange
+        shifted = replace(first, model_CKP=first.model_CKP + shift)
+        node.runner.advance(Neighbourhood.of(Graph.from_edges(1, []), [0], shifted))
+        sent.append((first.model_CKP, node.runner.exchange.model_CKP - shift))
+        ledger = node.privacy.ledger
+        node.journal.close()
+    assert torch.equal(sent[0][0], sent[2][0])
+    assert torch.equal(sent[0][1], sent[1][1])
+    noise = MECHANISM.noise * MECHANISM.clip / plan.learner.training.batch
+    assert (sent[0][1] - sent[2][1]).std() > noise * plan.learner.training.rate(1)
+    assert len(ledger["releases"]) == 3
+    # the two updates of a round have the same key, and not the same noise
+    assert not torch.allclose(sent[0][0] * 2, sent[0][1], atol=1e-3)
+
+
 def test_neighbour_pays_for_every_release_up_to_the_last_that_it_received(tmp_path):
     node = Node(tmp_path)
     node.run()
@@ -226,6 +264,18 @@ def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
 
 
 # ---- a network
+
+
+def test_loss_of_an_example_does_not_decide_whether_a_round_is_repeated(tmp_path):
+    """An example may be so far off that its loss is infinite; others would see the repetition."""
+    plan = subject("fedspd-split", prior=False).plan()
+    with open_peers(plan, path_graph(), ROUNDS, MemoryNetwork(), tmp_path) as (peer, *_):
+        peer.protect(NodePrivacy(peer.journal, peer.runner, budget_of()))
+        peer.runner.begin()
+        peer.runner.state.losses_CSE[:] = torch.inf
+        assert not peer._is_ruined()
+        peer.runner.state.model_CP[:] = torch.nan
+        assert peer._is_ruined()
 
 
 def test_network_goes_on_without_the_models_of_a_silent_node(tmp_path):

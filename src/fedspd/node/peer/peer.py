@@ -18,7 +18,7 @@ from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Pace, Timeouts
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.protocol import ExchangeProtocol
-from fedspd.node.peer.sanity import Judge, is_finite, own_loss
+from fedspd.node.peer.sanity import Judge, is_finite, own_loss, shares_finite
 from fedspd.node.wire.messages import JOINING, Announcement, Transport
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
@@ -140,7 +140,10 @@ class Peer:
 
         Examples that are private have no say: what the node sends next would tell of them.
         """
-        return self.judge.is_ruined() if self.privacy is None else not is_finite(self.runner)
+        return self.judge.is_ruined() if self.privacy is None else not self._is_finite()
+
+    def _is_finite(self) -> bool:
+        return is_finite(self.runner) if self.privacy is None else shares_finite(self.runner)
 
     async def _play_round(self, t: int) -> tuple[dict[str, Answer], float] | None:
         """Return the last answers and the seconds of waiting; None if the round is given up."""
@@ -169,7 +172,7 @@ class Peer:
         """
         ruined = self.runner.state
         loss = await asyncio.to_thread(own_loss, self.runner)
-        was_finite = is_finite(self.runner)
+        was_finite = self._is_finite()
         self.runner.state = before
         if self.privacy is not None:
             self.privacy.begin_round(t)  # the same noise, which is paid for
@@ -177,7 +180,7 @@ class Peer:
         while announcements is not None:
             alone = self._build_neighbourhood(self.runner.exchange, {})
             announcements = await asyncio.to_thread(self.runner.advance, alone)
-        if not is_finite(self.runner):
+        if not self._is_finite():
             raise NodeError(
                 f"Round {t}: the training of this node diverged, its parameters are not finite; "
                 "expected finite ones. Lower training.lr; the last committed round is intact."

@@ -1,9 +1,9 @@
 """The privacy of one node: its ledger, in its journal, and the secret of its noise.
 
 A release is written into the ledger before anything of it is sent. Its noise follows from a secret
-of the node, its data, and the state that the round starts from. A node that is killed and repeats a
-round from the same state makes the same release again, which costs nothing; from another state it
-draws other noise, and pays.
+of the node, its data, the state that the round starts from, and the models that it trains. A node
+that is killed and repeats a round from the same state makes the same release again, which costs
+nothing; from another state, or after other answers, it draws other noise, and pays.
 """
 
 import hashlib
@@ -64,7 +64,14 @@ class NodePrivacy(Accounts):
                     f"'{folder.folder}': {LEDGER} is missing, the ledger of what this node has "
                     "released; expected it beside its rounds. Restore it from a copy."
                 )
-            new = {"data": data, "releases": [], "received": {}, "sendable": 0, "silent": False}
+            new = {
+                "data": data,
+                "delta": self.budget.options.delta,
+                "releases": [],
+                "received": {},
+                "sendable": 0,
+                "silent": False,
+            }
             folder.write(LEDGER, new)
             return new
         ledger = folder.read(LEDGER)
@@ -90,6 +97,7 @@ class NodePrivacy(Accounts):
         self._round, self._payments = round, 0
         self._round_id = f"{round}-{self.runner.digests()[0]}"
         self._use_secret(self._round_id)
+        self.mechanism.source.take_name()
 
     def begin_join(self, neighbourhood: Neighbourhood) -> None:
         """Choose the noise of a newcomer's first state, by the models that it received."""
@@ -99,10 +107,11 @@ class NodePrivacy(Accounts):
     def pay(self, client: int, releases: Sequence[Release]) -> None:
         """Write what was released since the last payment, before it is sent.
 
-        The payments of a round are numbered: one that a restart repeats is in the ledger already.
+        A payment is named by all that its noise follows from: one that a restart repeats is in the
+        ledger already.
         Releases beyond the budget make the node silent: what it trains from now on stays at home.
         """
-        name = f"{self._round_id}-{self._payments}"
+        name = f"{self._round_id}-{self._payments}-{self.mechanism.source.take_name()}"
         self._payments += 1
         if not releases:
             return

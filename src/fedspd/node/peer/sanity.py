@@ -47,6 +47,12 @@ def is_finite(runner: BlockRunner) -> bool:
     return all(bool(t.isfinite().all()) for t in tables if t.dim() > 1 and t.is_floating_point())
 
 
+def shares_finite(runner: BlockRunner) -> bool:
+    """Return whether all that the node would share is finite; no loss of an example has a say."""
+    _, model_CKP = runner.plan.algorithm.share(runner.state)
+    return bool(model_CKP.isfinite().all())
+
+
 def own_loss(runner: BlockRunner) -> float:
     """Return the loss of the node's state on its own training examples."""
     plan = runner.plan
