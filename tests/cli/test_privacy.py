@@ -48,3 +48,17 @@ def test_privacy_of_nbafl_shows_the_nominal_and_the_true_cost():
 def test_privacy_of_a_config_without_any_is_refused():
     with pytest.raises(ConfigError, match="nothing is private"):
         CliRunner().invoke(app, ["privacy", "rounds=3"], catch_exceptions=False)
+
+
+def test_privacy_of_a_config_warns_of_a_delta_above_one_over_the_examples():
+    shown = " ".join(call("privacy", *SETTINGS, "privacy.delta=0.1").split())
+    assert "privacy.delta = 0.1 is above 1 / 40 = 0.025" in shown
+
+
+def test_run_of_local_training_says_that_its_noise_protects_nothing_that_is_sent(tmp_path):
+    settings = ["method=local", "rounds=1", "clients=2", "topology.kind=ring", "data.examples=20",
+                "training.epochs=1", "privacy.noise=2.0"]  # fmt: skip
+    call("run", *settings, "--out", str(tmp_path / "run"), "--workers", "1")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "sends nothing" in " ".join(result["alarms"])
+    assert result["epsilon"] == 0

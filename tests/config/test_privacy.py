@@ -28,6 +28,12 @@ def refusal(**tree: object) -> str:
         ({"noise": 1.0, "mechanism": "nbafl"}, "follows from privacy.epsilon"),
         ({"epsilon": 1.0, "mechanism": "nbafl", "unit": "client"}, "privacy.unit = 'client'"),
         ({"epsilon": 1e-4}, "too small for 2 rounds"),
+        ({"epsilon": 1e-4}, "it permits none"),
+        ({"noise": 1e300}, "privacy.noise = 1e+300"),
+        ({"noise": 1.0, "clip": 1e300}, "privacy.clip = 1e+300"),
+        ({"noise": 1.0, "clip": 1e-40}, "privacy.clip = 1e-40"),
+        ({"noise": 1.0, "unit": "client", "rate": 0.5}, "privacy.rate = 0.5: has no effect"),
+        ({"epsilon": 1.0, "mechanism": "nbafl", "rate": 0.5}, "privacy.rate = 0.5: has no effect"),
     ],
 )
 def test_privacy_refuses_keys_that_make_no_sense(privacy, part):
@@ -107,6 +113,7 @@ def test_scaling_by_the_examples_is_refused_unless_the_whole_client_is_protected
 def test_export_says_whether_the_budget_covers_it(method, options, part):
     config = validate({**SMALL, "method": method, method: options, "privacy": {"noise": 1.0}})
     assert part in privacy_note(config)
+    assert "is covered by the budget" not in privacy_note(config, is_silent=True)
     assert privacy_note(validate({**SMALL, "method": method})) is None
 
 
@@ -125,6 +132,15 @@ def test_noise_follows_from_the_budget():
     assert 3.99 < budget.epsilon_after(2) <= 4.0
     again = {**tree, "privacy": {"noise": budget.mechanism.noise}}
     assert build_budget(validate(again)).epsilon_after(2) == budget.epsilon_after(2)
+
+
+def test_large_batch_permits_more_noise():
+    """Noise of 100 times the clip is little beside a sum over 10,000 examples."""
+    tree = {**SMALL, "method": "fedavg", "rounds": 40, "privacy": {"epsilon": 0.2, "rate": 1.0}}
+    with pytest.raises(ConfigError, match="too small for 40 rounds"):
+        build_budget(validate(tree))
+    large = {**tree, "data": {"examples": 10_000}, "training": {"batch": 10_000, "epochs": 1}}
+    assert build_budget(validate(large)).mechanism.noise > 100
 
 
 def test_config_without_privacy_has_no_budget(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 import fedspd
 from fedspd.experiment.callbacks import Callback
+from fedspd.experiment.spending import silent_clients
 from fedspd.privacy.accounts import Limit
 from fedspd.privacy.budget import Budget
 
@@ -47,6 +48,7 @@ def test_run_goes_on_without_clients_whose_budget_is_spent_also_when_resumed(
     spent = [max(event["privacy"]["epsilon"]) for event in rounds]
     assert spent[first - 1] == spent[-1] <= 3.0
     assert "The privacy budget is spent" in " ".join(whole.summary["alarms"])
+    assert silent_clients(tmp_path / "whole") == {0, 1, 2, 3}
     with pytest.raises(RuntimeError, match="as if"):
         fedspd.run(TREE, out=tmp_path / "broken", callbacks=[Crash()])
     resumed = fedspd.run(out=tmp_path / "broken", resume=True, workers=2)

@@ -136,13 +136,10 @@ def export(
     state: State = None,
 ) -> None:
     """Export the node's personal model for other programs."""
-    from fedspd.experiment.build import privacy_note
     from fedspd.node.host import export
     from fedspd.node.host.bundle import open_bundle
 
-    opened = open_bundle(bundle)
-    export.export(opened, to, state)
-    if note := privacy_note(opened.config):
+    if note := export.export(open_bundle(bundle), to, state):
         typer.echo(note, err=True)
     print(to)
 

@@ -13,7 +13,7 @@ from fedspd.core.mechanism import Release
 from fedspd.experiment.build import build_budget
 from fedspd.experiment.spending import silence_alarm
 from fedspd.privacy.accountant import epsilon
-from fedspd.privacy.budget import Budget, describe
+from fedspd.privacy.budget import Budget, delta_warning, describe
 from fedspd.privacy.ledger import RunLedger
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
@@ -47,6 +47,7 @@ def _planned(config: ExperimentConfig) -> Json:
     return {
         "sentences": [
             *describe(budget),
+            *(delta_warning(config.privacy, config.data.examples) if config.data.examples else ()),
             "A neighbour that received a model in round t is at the epsilon of round t, whatever "
             "it received before; all neighbours together are at that of the last round.",
         ],
@@ -92,7 +93,7 @@ def _spent_by_node(run_folder: RunFolder) -> Json:
     """Return what a node has spent, from the ledger in its journal."""
     ledger, events = run_folder.read("privacy.json"), list(run_folder.events())
     reported = [event for event in events if "privacy" in event]
-    delta = reported[-1]["privacy"]["delta"] if reported else 1e-5
+    delta = float(ledger["delta"])
     entries = [[Release(*spent) for spent in entry["spent"]] for entry in ledger["releases"]]
 
     def cost(known: int) -> float:

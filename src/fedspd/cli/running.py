@@ -18,6 +18,7 @@ from fedspd.experiment.build import build_experiment, privacy_note
 from fedspd.experiment.callbacks import Callback
 from fedspd.experiment.estimate import estimate
 from fedspd.experiment.progress import RunProgress
+from fedspd.experiment.spending import silent_clients
 from fedspd.experiment.trackers import TensorBoard
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
@@ -96,7 +97,7 @@ def export(run: Path, client: int, to: Path) -> None:
         raise ConfigError(f"'{run}': a comparison; expected the folder of one of its runs.")
     plan = result.experiment.plan
     save_model(result.model(client), tuple(plan.train.x[0].shape[1:]), plan.learner.dtype, to)
-    if note := privacy_note(result.experiment.config):
+    if note := privacy_note(result.experiment.config, client in silent_clients(result.folder)):
         print(note, file=sys.stderr)
     print(f"Model of client {client}: {to}")
 

@@ -205,11 +205,14 @@ def build_budget(config: ExperimentConfig) -> Budget | None:
     return plan_budget(config.privacy, schedule)
 
 
-def privacy_note(config: ExperimentConfig) -> str | None:
-    """Return whether the budget covers an exported personal model; None without privacy."""
+def privacy_note(config: ExperimentConfig, is_silent: bool = False) -> str | None:
+    """Return whether the budget covers an exported personal model; None without privacy.
+
+    is_silent   whether the client's budget is spent
+    """
     if not config.privacy.is_on:
         return None
-    return describe_export(method_class(config), method_options(config))
+    return describe_export(method_class(config), method_options(config), is_silent)
 
 
 # ---- the learner

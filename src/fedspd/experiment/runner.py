@@ -36,7 +36,7 @@ from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.experiment.spending import add_privacy, silence_alarm
 from fedspd.experiment.validation import BestRound
-from fedspd.privacy.budget import delta_warning, describe
+from fedspd.privacy.budget import describe, warnings
 from fedspd.privacy.ledger import RunLedger
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
@@ -200,10 +200,10 @@ class _Training:
 
     def complete(self) -> None:
         """Train to the end; go back to the last checkpoint whenever a block is lost."""
-        config, warnings = self.experiment.config, self._warnings()
+        config, found = self.experiment.config, self._warnings()
         start: Json = {"event": "start", "rounds": config.rounds, "method": config.method}
         start["config"] = without_other_methods(as_dict(config), config.method)
-        start |= {"alarms": warnings} if warnings else {}
+        start |= {"alarms": found} if found else {}
         if (budget := build_budget(config)) is not None:
             start["privacy"] = describe(budget)
         done, losses = Progress(-1), 0
@@ -325,7 +325,8 @@ class _Training:
         for before in self.run_folder.read("run.json").get("continued_from", []):
             found += plan.algorithm.continuation_warnings(before, config.rounds)
         if config.privacy.is_on:
-            found = [*found, *delta_warning(config.privacy, int(plan.train.counts_C.min()))]
+            sends_models = "exchange" not in plan.algorithm.UNUSED_KEYS
+            found += warnings(config.privacy, int(plan.train.counts_C.min()), sends_models)
         return found
 
     def _newcomers(self, t: int) -> Json:

@@ -1,6 +1,7 @@
 """What a round spends of its clients' privacy, in its event."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from fedspd.engines.engine import RoundReport
 from fedspd.experiment.events import listed
 from fedspd.privacy.ledger import RunLedger, round_entry
 from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
 
 
 def add_privacy(
@@ -23,6 +25,12 @@ def add_privacy(
     event["privacy"] = ledger.add_round(round_entry(*about))
     if found := silence_alarm(set(report.silent) - was_silent):
         event["alarms"] = [*event.get("alarms", ()), *found]
+
+
+def silent_clients(folder: Path) -> set[int]:
+    """Return the clients of a run whose privacy budget is spent."""
+    entries = (event.get("privacy", {}) for event in RunFolder(folder).events())
+    return {client for entry in entries for client, _ in entry.get("silent", ())}
 
 
 def silence_alarm(silent: Iterable[int]) -> list[str]:

@@ -21,7 +21,7 @@ from fedspd.core.mechanism import Release
 
 ORDERS = [1 + x / 20 for x in range(1, 200)] + [float(x) for x in range(11, 65)]
 ORDERS += [80.0, 96.0, 128.0, 192.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0, 4096.0]
-MOST_NOISE = 100.0  # above it a model learns nothing
+MOST_NOISE = 100.0  # with small batches: above it a model learns nothing
 LEAST_NOISE = 0.05  # below it epsilon has no meaning
 PRECISION = 1e-4  # of the noise that a budget asks for, relative
 
@@ -76,26 +76,31 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def noise_for(
-    budget: float, delta: float, releases_at: Callable[[float], Sequence[Sequence[Release]]]
+    budget: float,
+    delta: float,
+    releases_at: Callable[[float], Sequence[Sequence[Release]]],
+    most: float = MOST_NOISE,
 ) -> float:
     """Return the least noise whose releases, round by round, stay within a budget.
 
     releases_at   noise -> the releases of every round
+    most          the largest noise that makes sense
     """
 
     def cost(noise: float, rounds: int | None = None) -> float:
         planned = releases_at(noise)[:rounds]
         return epsilon((release for own in planned for release in own), delta)
 
-    if cost(MOST_NOISE) > budget:
-        rounds = len(releases_at(MOST_NOISE))
-        permitted = sum(cost(MOST_NOISE, t) <= budget for t in range(1, rounds))
+    if cost(most) > budget:
+        rounds = len(releases_at(most))
+        permitted = sum(cost(most, t) <= budget for t in range(1, rounds))
+        expected = f"at most {permitted} rounds with it" if permitted else "more: it permits none"
         raise ConfigError(
             f"privacy.epsilon = {budget}: too small for {rounds} rounds, which need noise above "
-            f"{MOST_NOISE:g} times the clip; expected at most {permitted} rounds with it. Set "
-            "fewer rounds or local epochs, a lower privacy.rate or a larger budget."
+            f"{most:g} times the clip; expected {expected}. Set fewer rounds or local epochs, "
+            "a lower privacy.rate or a larger budget."
         )
-    low, high = LEAST_NOISE, MOST_NOISE
+    low, high = LEAST_NOISE, most
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if cost(middle) <= budget else (middle, high)

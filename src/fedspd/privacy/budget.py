@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.learner import TrainingOptions
 from fedspd.core.mechanism import Release
-from fedspd.privacy.accountant import epsilon, noise_for
+from fedspd.privacy.accountant import MOST_NOISE, epsilon, noise_for
 from fedspd.privacy.accounts import Limit
 from fedspd.privacy.mechanisms import DPSGD, NbAFL, NoisyUpdate
 from fedspd.privacy.options import USUAL_EXAMPLES, PrivacyOptions
@@ -106,9 +106,15 @@ def plan_budget(options: PrivacyOptions, schedule: Schedule) -> Budget:
             options.epsilon,
             options.delta,
             lambda noise: planned_releases(build_mechanism(options, noise, schedule), schedule),
+            _most_noise(options, schedule),
         )
     built = build_mechanism(options, noise, schedule)
     return Budget(options, built, planned_releases(built, schedule))
+
+
+def _most_noise(options: PrivacyOptions, schedule: Schedule) -> float:
+    """Return the noise above which every parameter's share of it exceeds the longest gradient."""
+    return max(MOST_NOISE, schedule.batch) if options.is_of_examples else MOST_NOISE
 
 
 def build_mechanism(
@@ -150,6 +156,20 @@ def describe(budget: Budget) -> list[str]:
         f"epsilon = {cost:.4g} after {rounds} rounds, at delta = {delta:g}, for one {unit}."
     )
     return [sentence]
+
+
+def warnings(options: PrivacyOptions, fewest: int, sends_models: bool) -> list[str]:
+    """Return what to know of a private run before it starts.
+
+    fewest   the least number of examples of a client
+    """
+    found = delta_warning(options, fewest)
+    if not sends_models:
+        found.append(
+            "The method sends nothing, so that its noise protects an exported model alone. As a "
+            "baseline for private methods, train it without [privacy]."
+        )
+    return found
 
 
 def delta_warning(options: PrivacyOptions, fewest: int) -> list[str]:

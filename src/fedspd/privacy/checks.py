@@ -55,15 +55,22 @@ def check_model(learner: Learner, x: Tensor) -> None:
         )
 
 
-def describe_export(method: type[AnyAlgorithm], options: Mapping[str, Any]) -> str:
-    """Return what an exported personal model contains, for a person who may give it away."""
+def describe_export(
+    method: type[AnyAlgorithm], options: Mapping[str, Any], is_silent: bool = False
+) -> str:
+    """Return what an exported personal model contains, for a person who may give it away.
+
+    is_silent   whether the client has trained on beyond its budget, and sent nothing of it
+    """
     epochs = options.get("final_epochs", options.get("finetune", 0))
-    if not epochs and method.HAS_PAID_PERSONAL_MODEL:
+    if not epochs and method.HAS_PAID_PERSONAL_MODEL and not is_silent:
         return (
             "The file has the personal model as it was in the last round: without a final phase, "
             "it is covered by the budget of [privacy]."
         )
     reason = "the final phase has trained it on its examples without noise"
-    if not epochs:
+    if not epochs and is_silent:
+        reason = "it was trained on after its budget was spent"
+    elif not epochs:
         reason = "it is blended by shares of its examples, which no noise covers"
     return f"The file has a client's personal model: [privacy] does not cover it, since {reason}."

@@ -31,13 +31,18 @@ class PrivacyOptions(Options):
         float | None,
         Field(
             gt=0,
+            le=1e6,
             description="Instead of `epsilon`: the standard deviation of the noise, relative to "
             "`clip`.",
         ),
     ] = None
     clip: Annotated[
         float,
-        Field(gt=0, description="The largest norm of an example's gradient, or of an update (C)."),
+        Field(
+            ge=1e-6,
+            le=1e6,
+            description="The largest norm of an example's gradient, or of an update (C).",
+        ),
     ] = 1.0
     unit: Annotated[
         Literal["example", "client"],
@@ -59,7 +64,8 @@ class PrivacyOptions(Options):
         Field(
             gt=0,
             le=1,
-            description="The chance of an example to be in a batch, which all nodes know. The "
+            description='Only for `unit = "example"`: the chance of an example to be in a batch, '
+            "which all nodes know. The "
             f"default is training.batch / data.examples, with {USUAL_EXAMPLES} examples if "
             "`data.examples` is not given.",
         ),
@@ -90,6 +96,12 @@ class PrivacyOptions(Options):
             self._check_off()
         if self.mechanism == "nbafl":
             self._check_nbafl()
+        if self.rate is not None and not self.is_of_examples:
+            raise ConfigError(
+                f"privacy.rate = {self.rate}: has no effect with privacy.unit = 'client' or "
+                "privacy.mechanism = 'nbafl', whose noise is on the whole update; expected none. "
+                "Leave it out."
+            )
 
     def _check_off(self) -> None:
         """Refuse a key that would have no effect: a user would believe that it has."""

@@ -16,11 +16,12 @@ from fedspd.core.imports import installed_code_only
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_inputs
 from fedspd.data.federation import scale_inputs
-from fedspd.experiment.build import build_algorithm, build_learner
+from fedspd.experiment.build import build_algorithm, build_learner, privacy_note
 from fedspd.experiment.export import check_target, disk_errors_of, save_model
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.identity.manifest import file_exists
 from fedspd.node.peer.journal import check_owner
+from fedspd.node.peer.privacy import LEDGER
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.storage.run_folder import RunFolder
@@ -81,12 +82,22 @@ def personal_model(runner: BlockRunner) -> nn.Module:
     return module
 
 
-def export(bundle: Bundle, to: Path, state: Path | None = None) -> None:
-    """Write the personal model to a file; it takes examples as `scale_inputs` returns them."""
+def export(bundle: Bundle, to: Path, state: Path | None = None) -> str | None:
+    """Write the personal model to a file; it takes examples as `scale_inputs` returns them.
+
+    Return whether the privacy budget covers it; None without privacy.
+    """
     check_target(to)
     runner = load_runner(bundle, state)
     shape, learner = tuple(runner.plan.train.x[0].shape[1:]), runner.plan.learner
     save_model(personal_model(runner), shape, learner.dtype, to)
+    return privacy_note(bundle.config, _is_silent(bundle.journal_folder(state)))
+
+
+def _is_silent(folder: Path) -> bool:
+    """Return whether the node has spent its privacy budget."""
+    has_ledger = file_exists(folder / LEDGER)
+    return has_ledger and bool(RunFolder(folder).read(LEDGER)["silent"])
 
 
 def predict(bundle: Bundle, inputs: Path, state: Path | None = None) -> Tensor:
