@@ -1,6 +1,7 @@
 """Epsilon against a second library and closed forms, and the noise of a budget."""
 
 import json
+import logging
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -74,9 +75,21 @@ def test_budget_that_is_too_small_says_how_many_rounds_it_permits():
     assert epsilon([Release(most, 1.0, permitted + 1)], 1e-6) > 0.2
 
 
-def test_missing_accountant_names_the_extra(monkeypatch):
+def forget_opacus(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "opacus"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_accountant_leaves_the_log_alone(monkeypatch):
+    """Opacus adds a handler to the root logger, so that a node would log every line twice."""
+    forget_opacus(monkeypatch)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    accountant._analysis()
+    assert logging.root.handlers == []
+
+
+def test_missing_accountant_names_the_extra(monkeypatch):
+    forget_opacus(monkeypatch)
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'fedspd\[privacy\]'"):
         epsilon([Release(1.25, 0.125, 1)], 1e-5)

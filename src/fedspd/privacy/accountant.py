@@ -5,6 +5,7 @@ epsilon. Divergences add up, so that a bill may be written round by round. Where
 involved, epsilon has a closed form (Balle & Wang; ICML 2018), which is exact.
 """
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -52,12 +53,15 @@ def divergence(noise: float, rate: float) -> NDArray[np.float64]:
 
 
 def _analysis() -> Any:
+    handlers = list(logging.root.handlers)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from opacus.accountants.analysis import rdp
     except ImportError:
         raise MissingExtraError.of("[privacy]: the accountant", "privacy") from None
+    finally:  # opacus adds one, and every line would be logged twice
+        logging.root.handlers[:] = handlers
     return rdp
 
 
