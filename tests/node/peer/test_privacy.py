@@ -263,6 +263,18 @@ def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
     journal.close()
 
 
+@pytest.mark.parametrize("content", [None, b"", b"a" * 32])
+def test_ledger_without_the_secret_of_its_noise_is_refused(tmp_path, content):
+    """Other noise for a round that is paid for would be a release that is not."""
+    Node(tmp_path).run()
+    key = tmp_path / "state" / "privacy.key"
+    key.unlink()
+    if content is not None:
+        key.write_bytes(content)
+    with pytest.raises(StorageError, match=r"privacy.key.*secret of this node's noise"):
+        Node(tmp_path)
+
+
 # ---- a network
 
 

@@ -47,9 +47,9 @@ class NodePrivacy(Accounts):
         assert isinstance(mechanism, AnyMechanism)
         self.mechanism = mechanism
         data = fingerprint(runner.plan.train)
+        self._secret = self._read_secret()
         self.ledger: Json = self._open(data)
         self.shared: tuple[Tensor, Tensor] | None = None  # what newcomers may have
-        self._secret = _read_secret(journal.run_folder.folder / SECRET)
         self._context = hashlib.sha256(data["sha256"].encode()).digest()
         self._round, self._round_id, self._payments = 0, "start", 0
         self._use_secret("start")
@@ -66,6 +66,7 @@ class NodePrivacy(Accounts):
                 )
             new = {
                 "data": data,
+                "key": hashlib.sha256(self._secret).hexdigest(),
                 "delta": self.budget.options.delta,
                 "releases": [],
                 "received": {},
@@ -81,7 +82,28 @@ class NodePrivacy(Accounts):
                 f"({ledger['data']['examples']} examples then, {data['examples']} now); expected "
                 "the same data. Give them, or start in another folder with --state."
             )
+        if ledger["key"] != hashlib.sha256(self._secret).hexdigest():
+            raise self._lost_secret()
         return ledger
+
+    def _read_secret(self) -> bytes:
+        """Return the node's secret; the system's randomness makes it once."""
+        folder = self.journal.run_folder.folder
+        if not (folder / SECRET).exists():
+            if (folder / LEDGER).exists():  # other noise for a release that is paid for
+                raise self._lost_secret()
+            _write_secret(folder / SECRET)
+        secret = (folder / SECRET).read_bytes()
+        if len(secret) != SECRET_BYTES:
+            raise self._lost_secret()
+        return secret
+
+    def _lost_secret(self) -> StorageError:
+        return StorageError(
+            f"'{self.journal.run_folder.folder}': {SECRET} is missing or not the one of {LEDGER}: "
+            "the secret of this node's noise; expected the file that the node has written. Restore "
+            "it from a copy."
+        )
 
     def _use_secret(self, name: str) -> None:
         whole = self._secret + self._context + name.encode()
@@ -197,15 +219,13 @@ class NodePrivacy(Accounts):
         }
 
 
-def _read_secret(path: Path) -> bytes:
-    """Return the node's secret; the system's randomness makes it once."""
-    if not path.exists():
-        draft = path.with_name(f".{path.name}.draft")
-        draft.unlink(missing_ok=True)
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    return path.read_bytes()
+def _write_secret(path: Path) -> None:
+    """Write a new secret, by the system's randomness, that only its owner can read."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(secrets.token_bytes(SECRET_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
