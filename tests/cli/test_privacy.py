@@ -37,6 +37,10 @@ def test_privacy_of_a_config_is_what_its_run_spends(tmp_path):
     shown = call("privacy", str(folder))
     assert "Per neighbour" in shown
     assert "Budget by round" in shown
+    with pytest.raises(ConfigError, match="rounds=3: not with a run or a node"):
+        call("privacy", str(folder), "rounds=3")
+    with pytest.raises(ConfigError, match="neither a run nor a node"):
+        call("privacy", str(tmp_path))
 
 
 def test_privacy_of_nbafl_shows_the_nominal_and_the_true_cost():

@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedspd.config import ExperimentConfig, load, split_arguments, validate
+from fedspd.config import ExperimentConfig, load, method_class, split_arguments, validate
 from fedspd.core.errors import ConfigError
 from fedspd.core.mechanism import Release
 from fedspd.experiment.build import build_budget
 from fedspd.experiment.spending import silence_alarm
 from fedspd.privacy.accountant import epsilon
-from fedspd.privacy.budget import Budget, delta_warning, describe
+from fedspd.privacy.budget import Budget, describe, warnings
 from fedspd.privacy.ledger import RunLedger
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
@@ -24,8 +24,9 @@ BAR_LETTERS = 40
 
 def show(settings: list[str], as_json: bool) -> None:
     """Show the budget of a config, or the ledger of a run folder or of a node's journal."""
-    folder = Path(settings[0]) if settings else None
-    if folder is not None and (folder / "run.json").exists():
+    folder = _find_folder(Path(settings[0])) if settings else None
+    if folder is not None:
+        _check_alone(settings)
         about = _spent(folder)
     else:
         about = _planned(load(*split_arguments(settings)))
@@ -40,16 +41,39 @@ def show(settings: list[str], as_json: bool) -> None:
         console.print(_neighbours(about))
 
 
+def _find_folder(path: Path) -> Path | None:
+    """Return the folder of a run or of a node's journal, which may be in its bundle; None: none."""
+    for folder in (path, path / "state"):
+        if (folder / "run.json").exists():
+            return folder
+    if path.is_dir():
+        raise ConfigError(
+            f"'{path}': neither a run nor a node; expected a folder with run.json, a node's bundle "
+            "or a TOML file."
+        )
+    return None
+
+
+def _check_alone(settings: list[str]) -> None:
+    if len(settings) > 1:
+        raise ConfigError(
+            f"{settings[1]}: not with a run or a node, whose config is known; expected the folder "
+            f"'{settings[0]}' alone. Leave it out."
+        )
+
+
 def _planned(config: ExperimentConfig) -> Json:
     """Return what a run of the config will spend, if nothing fails."""
     budget = _budget(config)
+    sends_models = "exchange" not in method_class(config).UNUSED_KEYS
     rounds = [[t, budget.epsilon_after(t)] for t in range(1, config.rounds + 1)]
     return {
         "sentences": [
             *describe(budget),
-            *(delta_warning(config.privacy, config.data.examples) if config.data.examples else ()),
+            *warnings(config.privacy, config.data.examples or 1, sends_models),
             "A neighbour that received a model in round t is at the epsilon of round t, whatever "
-            "it received before; all neighbours together are at that of the last round.",
+            "it received before; all neighbours together are at that of the last round. So is what "
+            "reaches a neighbour through others.",
         ],
         "delta": config.privacy.delta,
         "rounds": rounds,

@@ -230,3 +230,21 @@ def test_export_prints_and_logs_nothing(
     export.export(bundle, tmp_path / "model.onnx")
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_private_node_says_what_its_model_contains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that has trained on beyond its budget has a model that is not covered."""
+    caplog.set_level(logging.INFO, "fedspd.node")
+    privacy = {"noise": 2.0, "delta": 0.1, "rate": 1.0}
+    bundle = train(tmp_path / "plant", "fedavg", privacy=privacy)
+    assert "privacy planned: mechanism=gaussian unit=example clip=1 noise=2 " in caplog.text
+    assert "delta above 1 / examples: delta=0.1 examples=40" in caplog.text
+    to = tmp_path / "model.safetensors"
+    assert "is covered by the budget" in str(export.export(bundle, to))
+    assert execute(["privacy", str(bundle.folder)]) == 0
+    assert "at delta = 0.1, against all neighbours" in " ".join(capsys.readouterr().out.split())
+    folder = RunFolder(bundle.journal_folder(None))
+    folder.write("privacy.json", {**folder.read("privacy.json"), "silent": True})
+    assert "after its budget was spent" in str(export.export(bundle, to))

@@ -1,6 +1,7 @@
 """The way from a bundle to a running peer."""
 
 import asyncio
+import logging
 import signal
 from pathlib import Path
 
@@ -19,8 +20,12 @@ from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.wire.grpc_transport import GrpcTransport
+from fedspd.privacy.budget import delta_warning
+from fedspd.privacy.mechanisms import NbAFL
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.processes import keep_memory
+
+log = logging.getLogger("fedspd.node")
 
 
 def run(
@@ -57,8 +62,7 @@ def run(
         context = _build_context(bundle, transport)
         with installed_code_only():
             runner = BlockRunner(build_plan(bundle, data))
-        budget = build_budget(bundle.config)
-        privacy = None if budget is None else NodePrivacy(journal, runner, budget)
+        privacy = _protect(bundle, journal, runner)
         peer = Peer(context, runner, journal, transport, timeouts, privacy)
         server = StatusServer(
             lambda: node_status(peer, transport), journal.run_folder.folder, status_port
@@ -85,6 +89,29 @@ def _leave_on_signals(peer: Peer) -> None:
             loop.add_signal_handler(number, peer.leave)
         except NotImplementedError:  # the event loop of Windows takes no handlers
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(peer.leave))
+
+
+def _protect(bundle: Bundle, journal: Journal, runner: BlockRunner) -> NodePrivacy | None:
+    """Return the node's ledger, and log what the rounds cost; None without privacy."""
+    budget, options = build_budget(bundle.config), bundle.config.privacy
+    if budget is None:
+        return None
+    examples, rounds = int(runner.plan.train.counts_C[0]), len(budget.rounds)
+    made = budget.mechanism
+    noise = "by-examples" if isinstance(made, NbAFL) else f"{made.noise:.4g}"
+    log.info(
+        "privacy planned: mechanism=%s unit=%s clip=%g noise=%s epsilon=%.4g delta=%g rounds=%d",
+        options.mechanism,
+        options.unit,
+        options.clip,
+        noise,
+        budget.epsilon_after(rounds),
+        options.delta,
+        rounds,
+    )
+    if delta_warning(options, examples):
+        log.warning("delta above 1 / examples: delta=%g examples=%d", options.delta, examples)
+    return NodePrivacy(journal, runner, budget)
 
 
 def _build_context(bundle: Bundle, transport: GrpcTransport) -> NodeContext:
