@@ -5,8 +5,9 @@
     python experiments/privacy_runs.py table --out runs/privacy
     python experiments/privacy_runs.py draw --out runs/privacy
 
-The first three continue where they stopped: a finished run is not repeated. `draw` prints the
-tables from the finished runs and writes docs/images/privacy.png and experiments/privacy/runs.json.
+The first three continue where they stopped: a finished run is not repeated; `--only fedspd-4
+fedspd-8` makes those whose names begin so. `draw` adds the finished runs to those of
+experiments/privacy/runs.json, prints the tables and writes docs/images/privacy.png.
 """
 
 import argparse
@@ -179,9 +180,10 @@ def nbafl(nominal: float) -> Tree:
     return {**TABLE, "privacy": {"mechanism": "nbafl", "epsilon": nominal, "delta": 0.01}}
 
 
-def complete(runs: dict[str, Tree], out: Path, most: int | None = None) -> None:
+def complete(runs: dict[str, Tree], out: Path, most: int | None, only: tuple[str, ...]) -> None:
     """Run what is not finished yet."""
     missing = [name for name in runs if not (out / name / "result.json").exists()]
+    missing = [name for name in missing if name.startswith(only)]
     for name in missing[:most]:
         folder, tree = out / name, runs[name]
         print(name, flush=True)
@@ -317,14 +319,17 @@ def main() -> None:
     parser.add_argument("part", choices=(*runs, "draw"))
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
     parser.add_argument("--most", type=int, help="stop after so many runs")
+    parser.add_argument("--only", nargs="+", default=("",), help="how the runs' names begin")
     arguments = parser.parse_args()
     if arguments.part in runs:
-        complete(runs[arguments.part](), arguments.out, arguments.most)
+        only = tuple(arguments.only)
+        complete(runs[arguments.part](), arguments.out, arguments.most, only)
         return
     every = {name: tree for part in runs.values() for name, tree in part().items()}
-    found = results(every, arguments.out)
-    (HERE / "privacy").mkdir(exist_ok=True)
-    (HERE / "privacy" / "runs.json").write_text(json.dumps(found, indent=1) + "\n")
+    records = HERE / "privacy" / "runs.json"
+    known = json.loads(records.read_text()) | results(every, arguments.out)
+    found = {name: known[name] for name in every if name in known}
+    records.write_text(json.dumps(found, indent=1) + "\n")
     draw(found, HERE.parent / "docs" / "images" / "privacy.png")
     print_tuning(found)
     print_curve(found)
