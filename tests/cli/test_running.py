@@ -237,7 +237,8 @@ def test_resume_rejects_a_changed_config(capsys):
     before = Path("a/events.jsonl").read_bytes()
     assert execute(["run", "--resume", "a"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("fedspd: 'a': the run was started with another config (hash ")
+    sentence = "fedspd: 'a': the run was started with another config: rounds = 2, now 5. "
+    assert error.startswith(sentence)
     assert error.count("\n") == 1
     assert Path("a/events.jsonl").read_bytes() == before
     path.write_text(path.read_text().replace("rounds = 5", "rounds = 2"))

@@ -53,6 +53,21 @@ def test_comparison_gets_another_method_and_seed_without_repeating_the_rest(comp
             fedspd.compare(TINY, **OWN, **fewer, out=compared.folder)
 
 
+def test_comparison_with_other_data_or_another_model_is_refused(compared):
+    def wider(shape, classes):
+        return nn.Sequential(nn.Linear(shape[0], 3), nn.Linear(3, classes))
+
+    for other, key in (({"data": (X + 1, Y)}, "data.name"), ({"model": wider}, "model.name")):
+        with pytest.raises(StorageError, match=f"another comparison: {key} = 'from Python: "):
+            fedspd.compare(
+                TINY,
+                **OWN | other,
+                methods=["fedavg", "local", "fedper"],
+                seeds=3,
+                out=compared.folder,
+            )
+
+
 def test_open_gives_the_result_of_a_run_and_of_a_comparison(compared):
     folder = compared.comparison.runs[0].folder
     result = fedspd.open(folder, **OWN)

@@ -11,7 +11,7 @@ import torch
 from fedspd.comparison import scheduler
 from fedspd.comparison.jobs import list_jobs
 from fedspd.comparison.scheduler import run_all
-from fedspd.config import config_hash, load
+from fedspd.config import load
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
 from fedspd.storage.run_folder import RunFolder
@@ -85,7 +85,6 @@ def test_comparison_records_its_runs_points_and_reference(tmp_path):
     for reference, recorded in ((None, "local"), ("fedspd", "fedspd")):
         run_all([job], tmp_path / recorded, 1, reference=reference)
         assert RunFolder(tmp_path / recorded).read("compare.json") == {
-            "runs": {"clusters=3,local,seed=0": config_hash(job.config)},
             "points": {"clusters=3,local,seed=0": {"clusters": 3}},
             "reference": recorded,
         }
@@ -108,7 +107,6 @@ def pretend_interrupted(folder, jobs):
     with pytest.raises(StorageError, match="not a comparison, and not empty"):
         run_all(jobs, folder, 1)
     content = {
-        "runs": {job.name: config_hash(job.config) for job in jobs},
         "points": {job.name: job.point for job in jobs},
         "reference": jobs[0].config.method,
     }
@@ -138,12 +136,43 @@ def run_quietly(jobs, folder):
     run_all(jobs, folder, 2)
 
 
+def test_comparison_that_older_code_began_gets_another_method(tmp_path, event_log):
+    """Older code knew fewer keys, so that its configs and their hashes were others."""
+    folder = tmp_path / "c"
+    run_all(list_jobs(tiny(), ["local"], 1), folder, 1)
+    forget_a_key(folder / "local,seed=0")
+    content = RunFolder(folder).read("compare.json")
+    RunFolder(folder).write("compare.json", content | {"runs": {"local,seed=0": "another"}})
+    run_all(list_jobs(tiny(), ["local", "fedavg"], 1), folder, 1, [event_log], "local")
+    assert started(event_log) == ["fedavg,seed=0"]
+
+
+def forget_a_key(folder):
+    """Let a run folder be one that was written before there was `exchange`."""
+    path = folder / "config.toml"
+    path.write_text(path.read_text().replace('[exchange]\ndtype = "float32"\n', ""))
+    metadata = RunFolder(folder).read("run.json")
+    assert metadata["config"].pop("exchange") == {"dtype": "float32"}
+    metadata["hashes"]["config"] = "another"
+    RunFolder(folder).write("run.json", metadata)
+
+
+def test_run_that_older_code_began_is_resumed(tmp_path):
+    result = runner.run(tiny("method=local"), out=tmp_path / "a")
+    forget_a_key(tmp_path / "a")
+    (tmp_path / "a" / "result.json").unlink()
+    again = runner.run(tiny("method=local"), out=tmp_path / "a", resume=True)
+    assert again.summary == result.summary
+    assert runner.run(out=tmp_path / "a", resume=True).summary == result.summary
+
+
 # ---- refusals and failures
 
 
 def test_folder_of_another_comparison_is_rejected_and_left_alone(tmp_path):
     run_all(list_jobs(tiny(), ["local"], 1), tmp_path / "c", 1)
-    with pytest.raises(StorageError, match="the folder holds another comparison"):
+    sentence = "the folder holds another comparison: rounds = 3 in 'local,seed=0', now 4."
+    with pytest.raises(StorageError, match=sentence):
         run_all(list_jobs(tiny("rounds=4"), ["local"], 1), tmp_path / "c", 1)
     assert list(hashes(tmp_path / "c")) == ["local,seed=0"]
 

@@ -132,7 +132,7 @@ def test_resume_needs_a_folder_and_the_same_config_or_none(result):
     with pytest.raises(ConfigError, match="resume = True: expected the folder of the run as out"):
         fedspd.run(TINY, resume=True)
     assert fedspd.run(TINY, out=result.folder, resume=True).summary == result.summary
-    with pytest.raises(StorageError, match="the run was started with another config"):
+    with pytest.raises(StorageError, match="with another config: seed = 0, now 1"):
         fedspd.run(TINY | {"rounds": 3, "seed": 1}, out=result.folder, resume=True)
 
 
@@ -390,3 +390,21 @@ def test_resume_refuses_a_run_json_without_hashes(own, tmp_path):
         (tmp_path / "a" / "run.json").write_text(content)
         with pytest.raises(StorageError, match=sentence):
             fedspd.run(out=tmp_path / "a", data=ARRAYS, model=net, resume=True)
+
+
+def test_resume_and_open_refuse_a_result_without_its_fields(own, tmp_path):
+    shutil.copytree(own.folder, tmp_path / "a")
+    (tmp_path / "a" / "result.json").write_text("{}")
+    sentence = r"result.json' is damaged: it has no 'method'"
+    with pytest.raises(StorageError, match=sentence):
+        fedspd.run(out=tmp_path / "a", data=ARRAYS, model=net, resume=True)
+    with pytest.raises(StorageError, match=sentence):
+        fedspd.open(tmp_path / "a", data=ARRAYS, model=net)
+
+
+def test_resume_refuses_a_checkpoint_without_its_fields(own, tmp_path):
+    shutil.copytree(own.folder, tmp_path / "a")
+    for path in (tmp_path / "a" / "checkpoints").glob("*/checkpoint.json"):
+        path.write_text("{}")
+    with pytest.raises(StorageError, match=r"checkpoint.json.: format = null"):
+        fedspd.run(out=tmp_path / "a", data=ARRAYS, model=net, resume=True)

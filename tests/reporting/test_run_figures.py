@@ -1,5 +1,8 @@
 """Which figures are drawn, and with which numbers."""
 
+import pytest
+
+from fedspd.core.errors import StorageError
 from fedspd.reporting.run_figures import draw_comparison, true_mixtures
 from fedspd.storage.run_folder import RunFolder
 
@@ -43,3 +46,10 @@ def test_two_values_of_one_methods_option_are_rows_and_no_figure(write_run, comp
     assert name not in draw_comparison(compare(*folders[:2], other))
     assert name in draw_comparison(compare(*folders, other))
     assert name in draw_comparison(compare(*folders[:2]))
+
+
+def test_figures_of_a_run_with_an_empty_graph_are_refused(write_run, compare):
+    folder = write_run("a")
+    (folder / "topology.json").write_text("{}")
+    with pytest.raises(StorageError, match=r"topology.json' is damaged: it has no 'list'"):
+        draw_comparison(compare(folder))

@@ -14,8 +14,8 @@ from fedspd.config import load
 from fedspd.core.errors import ConfigError
 from fedspd.experiment.build import ModelFactory, build_experiment
 from fedspd.experiment.callbacks import Callback, check_callbacks
-from fedspd.experiment.documents import check_same
 from fedspd.experiment.frames import as_frame, html_table
+from fedspd.experiment.resuming import check_same
 from fedspd.experiment.runner import Config, Result, as_config, is_watched
 from fedspd.reporting import pages, run_figures
 from fedspd.reporting.method_rows import Comparison
@@ -228,7 +228,7 @@ def open_folder(
     if is_comparison(path):
         return report(path)
     run_folder = RunFolder.open(path)
-    summary = run_folder.read("result.json")
+    summary = run_folder.read_complete("result.json")
     experiment = build_experiment(load(path / "config.toml"), data, model)
     check_same(run_folder, experiment)
     return Result(path, experiment, summary)

@@ -15,11 +15,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from fedspd.comparison.jobs import Job
-from fedspd.config import config_hash
+from fedspd.config import changes, load
 from fedspd.core.errors import FedspdError, StorageError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
+from fedspd.experiment.resuming import first_change
 from fedspd.runtime.processes import Child, require_fork
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
@@ -90,7 +91,6 @@ def _finished(job: Job) -> Json:
 def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
     """Make the folder that of this comparison, unless it is already."""
     content: Json = {
-        "runs": {job.name: config_hash(job.config) for job in todo},
         "points": {job.name: job.point for job in todo},
         "reference": reference,
     }
@@ -99,10 +99,8 @@ def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
     if (folder / "compare.json").exists():
         before = RunFolder(folder).read("compare.json")
         if not _contains(content, before):
-            raise StorageError(
-                f"'{folder}': the folder holds another comparison. Repeat that one with the same "
-                "settings, with more methods or seeds if you like, or choose another folder."
-            )
+            raise _is_another(folder)
+        _check_begun(todo, folder)
         if content != before:
             RunFolder(folder).write("compare.json", content)
         return
@@ -121,12 +119,44 @@ def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
 
 
 def _contains(content: Json, before: Json) -> bool:
-    """Return whether a comparison has all runs of an earlier one, unchanged."""
+    """Return whether a comparison has all runs of an earlier one, at the same points."""
     return content["reference"] == before.get("reference") and all(
         content.get(table, {}).get(name) == value
-        for table in ("runs", "points", "also")
+        for table in ("points", "also")
         for name, value in before.get(table, {}).items()
     )
+
+
+def _is_another(folder: Path, change: str = "") -> StorageError:
+    return StorageError(
+        f"'{folder}': the folder holds another comparison{change}. Repeat that one with the same "
+        "settings, with more methods or seeds if you like, or choose another folder."
+    )
+
+
+def _check_begun(todo: Sequence[Job], folder: Path) -> None:
+    """Refuse to go on with other settings, data or models than those of the runs that began."""
+    begun = [job for job in todo if (folder / job.name / "run.json").exists()]
+    names = _names_of_objects(begun[0]) if begun else {}
+    for job in begun:
+        stored = load(folder / job.name / "config.toml")
+        known = {} if "clients" in job.config.model_fields_set else {"clients": stored.clients}
+        tables = {
+            table: getattr(job.config, table).model_copy(update={"name": name})
+            for table, name in names.items()
+        }
+        if changed := changes(stored, job.config.model_copy(update={**known, **tables})):
+            raise _is_another(folder, f": {first_change(changed, job.name)}")
+
+
+def _names_of_objects(job: Job) -> dict[str, str | None]:
+    """Return the names that runs give to data and a model that were passed as objects."""
+    if job.data is None and job.model is None:
+        return {}
+    with _errors_name(job):
+        config = build_experiment(job.config, job.data, job.model).config
+    names = {"data": config.data.name} if job.data is not None else {}
+    return names | ({"model": config.model.name} if job.model is not None else {})
 
 
 def _is_vacant(folder: Path) -> bool:

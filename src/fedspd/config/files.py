@@ -1,7 +1,5 @@
 """Configs from TOML files and KEY=VALUE overrides, and back to text."""
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,10 +84,22 @@ def given_dict(config: ExperimentConfig) -> dict[str, Any]:
     return tree
 
 
-def config_hash(config: ExperimentConfig) -> str:
-    """Return a hash of all values that the run depends on, so not of other methods' options."""
-    tree = without_other_methods(as_dict(config), config.method)
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+def changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
+    """Return both values of every dotted key that makes these configs different runs.
+
+    Options of other methods do not count. A key that a file of older code does not have has its
+    default here, which a hash in that file could not know.
+    """
+    old, new = (_flat(without_other_methods(as_dict(one), one.method)) for one in (before, now))
+    keys = [*old, *(key for key in new if key not in old)]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+    return flat
 
 
 def as_toml(config: ExperimentConfig) -> str:

@@ -17,23 +17,22 @@ from torch import Tensor, nn
 from fedspd.config import (
     ExperimentConfig,
     as_dict,
-    config_hash,
     load,
     validate,
     without_other_methods,
 )
 from fedspd.core.errors import ConfigError, StorageError, WorkerError
-from fedspd.core.imports import FROM_PYTHON
 from fedspd.core.keys import Key
 from fedspd.engines import engine_factory
 from fedspd.engines.engine import BlockLostError, Engine
 from fedspd.experiment.build import Experiment, ModelFactory, build_budget, build_experiment
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
-from fedspd.experiment.documents import about, check_same, documents, extend
+from fedspd.experiment.documents import about, documents
 from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
 from fedspd.experiment.frames import as_frame, html_table, overview
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
+from fedspd.experiment.resuming import check_same, extend, resumed_config
 from fedspd.experiment.spending import add_privacy, silence_alarm
 from fedspd.experiment.validation import BestRound
 from fedspd.privacy.budget import describe, warnings
@@ -84,7 +83,8 @@ def run(
         raise ConfigError("resume = True: expected the folder of the run as out.")
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
-    settings = _resumed_config(folder, config) if resume else as_config(config)
+    given = None if resume and config is None else as_config(config)
+    settings = resumed_config(folder, given) if resume else as_config(config)
     check_callbacks(callbacks)
     with engine_factory(engine, workers, address) as make_engine, ExitStack() as shown:
         experiment = build_experiment(settings, data, model)
@@ -100,7 +100,7 @@ def run(
                 _Training(experiment, made, run_folder, followers, *about_run).complete()
         finally:
             run_folder.unlock()
-    return Result(folder, experiment, run_folder.read("result.json"), temporary)
+    return Result(folder, experiment, run_folder.read_complete("result.json"), temporary)
 
 
 def is_watched() -> bool:
@@ -126,39 +126,6 @@ def as_config(config: Config | None) -> ExperimentConfig:
             "file or an ExperimentConfig."
         )
     return validate(config or {})
-
-
-def _resumed_config(folder: Path, given: Config | None) -> ExperimentConfig:
-    """Return the config in the folder, or the given one if only its rounds are more."""
-    RunFolder.open(folder)
-    stored = load(folder / "config.toml")
-    if given is None:
-        return stored
-    wanted = _named_as(as_config(given), stored)
-    more = stored.model_copy(update={"rounds": wanted.rounds, "patience": wanted.patience})
-    if config_hash(wanted) == config_hash(stored):
-        return stored
-    if wanted.rounds > stored.rounds and config_hash(wanted) == config_hash(more):
-        return more
-    raise StorageError(
-        f"'{folder}': the run was started with another config. Resume it without a config, with "
-        "more rounds alone, or start a new run in another folder."
-    )
-
-
-def _named_as(given: ExperimentConfig, stored: ExperimentConfig) -> ExperimentConfig:
-    """Return the config with the stored names of data and model that were passed as objects.
-
-    Without a number of clients, it has that of the data too.
-    """
-    tables: dict[str, Any] = {}
-    if "clients" not in given.model_fields_set:
-        tables["clients"] = stored.clients
-    if stored.data.name.startswith(FROM_PYTHON):
-        tables["data"] = given.data.model_copy(update={"name": stored.data.name})
-    if (stored.model.name or "").startswith(FROM_PYTHON):
-        tables["model"] = given.model.model_copy(update={"name": stored.model.name})
-    return given.model_copy(update=tables)
 
 
 def _resume(folder: Path, experiment: Experiment) -> RunFolder:

@@ -49,7 +49,7 @@ def _read_method(record: RunFolder) -> str:
 
 def _draw_score(records: dict[str, RunFolder]) -> Figures:
     """Draw the accuracy, or the RMSE of a regression, by round and client."""
-    results = {method: record.read("result.json") for method, record in records.items()}
+    results = {method: record.read_complete("result.json") for method, record in records.items()}
     score = main_score(next(iter(results.values()))["clients"])
     clients = {method: _known(result["clients"][score.name]) for method, result in results.items()}
     curves = {method: _read_curve(record, score) for method, record in records.items()}
@@ -100,8 +100,8 @@ def _draw_network_and_mixtures(record: RunFolder) -> Figures:
 
 
 def _draw_network(record: RunFolder) -> Figure:
-    edges = [(i, j) for i, j in record.read("topology.json")["list"]]
-    clients = record.read("result.json")["clients"]
+    edges = [(i, j) for i, j in record.read_complete("topology.json")["list"]]
+    clients = record.read_complete("result.json")["clients"]
     count, mixtures = len(clients["accuracy"]), clients["mixture"]
     truth = true_mixtures(record)[:count] if mixtures else None  # newcomers are not in the graph
     return network_figure.draw_network(edges, mixtures, count, truth)
@@ -109,7 +109,7 @@ def _draw_network(record: RunFolder) -> Figure:
 
 def true_mixtures(record: RunFolder) -> list[list[float]]:
     """Return each client's true shares, in the order of the clusters that stand for them."""
-    clients = record.read("partition.json")["clients"]
+    clients = record.read_complete("partition.json")["clients"]
     count_ND = np.array([client["train"]["counts"] for client in clients], dtype=float)
     share_ND = count_ND / count_ND.sum(1, keepdims=True)
     N, D = share_ND.shape

@@ -2,7 +2,7 @@
 
 RUN/
   config.toml       the resolved config; `fedspd run RUN/config.toml` repeats the run
-  run.json          format number, versions, machine, hashes of config, data and model
+  run.json          format number, versions, machine, config, hashes of data and model
   partition.json    which examples each client has
   topology.json     the graph
   events.jsonl      one line per round
