@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fedspd.config import load
     from fedspd.core.errors import FedspdError
     from fedspd.experiment.callbacks import Callback, StopRun
-    from fedspd.experiment.runner import Result, run
+    from fedspd.experiment.result import Result
+    from fedspd.experiment.runner import run
     from fedspd.experiment.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 __all__ = [
@@ -40,7 +41,7 @@ _MODULES = {
     "open": "fedspd.comparison.notebook",
     "ComparisonResult": "fedspd.comparison.notebook",
     "run": "fedspd.experiment.runner",
-    "Result": "fedspd.experiment.runner",
+    "Result": "fedspd.experiment.result",
     "Callback": "fedspd.experiment.callbacks",
     "StopRun": "fedspd.experiment.callbacks",
     "MLflow": "fedspd.experiment.trackers",

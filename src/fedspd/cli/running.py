@@ -90,10 +90,11 @@ def export(run: Path, client: int, to: Path) -> None:
     """Write a client's model of a finished run to a file."""
     from fedspd.comparison.notebook import open_folder
     from fedspd.experiment.export import check_target, save_model
+    from fedspd.experiment.result import Result
 
     check_target(to)
     result = open_folder(run)
-    if not isinstance(result, runner.Result):
+    if not isinstance(result, Result):
         raise ConfigError(f"'{run}': a comparison; expected the folder of one of its runs.")
     plan = result.experiment.plan
     save_model(result.model(client), tuple(plan.train.x[0].shape[1:]), plan.learner.dtype, to)

@@ -15,8 +15,9 @@ from fedspd.core.errors import ConfigError
 from fedspd.experiment.build import ModelFactory, build_experiment
 from fedspd.experiment.callbacks import Callback, check_callbacks
 from fedspd.experiment.frames import as_frame, html_table
+from fedspd.experiment.result import Result
 from fedspd.experiment.resuming import check_same
-from fedspd.experiment.runner import Config, Result, as_config, is_watched
+from fedspd.experiment.runner import Config, as_config, is_watched
 from fedspd.reporting import pages, run_figures
 from fedspd.reporting.method_rows import Comparison
 from fedspd.reporting.runs import is_comparison

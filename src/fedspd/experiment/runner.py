@@ -6,13 +6,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from fedspd.config import (
     ExperimentConfig,
@@ -29,17 +25,15 @@ from fedspd.experiment.build import Experiment, ModelFactory, build_budget, buil
 from fedspd.experiment.callbacks import Callback, Recorder, check_callbacks, notify
 from fedspd.experiment.documents import about, documents
 from fedspd.experiment.events import divergence_advice, metrics_fields, round_event, summary
-from fedspd.experiment.frames import as_frame, html_table, overview
 from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
+from fedspd.experiment.result import Result
 from fedspd.experiment.resuming import check_same, extend, resumed_config
 from fedspd.experiment.spending import add_privacy, silence_alarm
 from fedspd.experiment.validation import BestRound
 from fedspd.privacy.budget import describe, warnings
 from fedspd.privacy.ledger import RunLedger
-from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
-from fedspd.storage.history import history, reach
 from fedspd.storage.run_folder import RESTORE, RunFolder
 
 Config = ExperimentConfig | Mapping[str, Any] | str | Path
@@ -62,7 +56,7 @@ def run(
     address: str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
-) -> "Result":
+) -> Result:
     """Train a personalised model for every client, and return the result.
 
     config     a config, a tree of its values, or the path of a TOML file; not needed to resume
@@ -321,105 +315,3 @@ class Progress:
     round: int  # done; the final phase counts as one more
     is_final: bool = False
     stopped: str | None = None  # why no further round will run
-
-
-# ---- the result
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its summary, its events and the clients' models."""
-
-    folder: Path
-    experiment: Experiment = field(repr=False)
-    summary: Json = field(repr=False)
-    temporary: Any = field(default=None, repr=False)  # keeps the folder of a run without `out`
-
-    @property
-    def accuracy(self) -> NDArray[np.float64]:
-        """The test accuracy of every client, after the final phase."""
-        return np.array(self.summary["clients"]["accuracy"], dtype=float)
-
-    @property
-    def scores(self) -> dict[str, NDArray[np.float64]]:
-        """The other scores of every client by name, such as `macro_f1`, or `rmse` and `r2`."""
-        clients, names = self.summary["clients"], self.summary.get("metrics") or {}
-        return {name: np.array(clients[name], dtype=float) for name in names}
-
-    @property
-    def mixture(self) -> NDArray[np.float64]:
-        """The mixture weights of every client, by cluster."""
-        return np.array(self.summary["clients"]["mixture"], dtype=float)
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes in the order of a model's outputs; none in a regression."""
-        return self.experiment.federation.names_of_classes
-
-    def history(self) -> list[Json]:
-        """Return the mean scores of every evaluated round, and what it had cost until then.
-
-        Each has `round`, `accuracy`, `test_loss`, the other scores, and the sums so far: `bytes`
-        (point-to-point), `seconds` and `steps`.
-        """
-        return history(RunFolder(self.folder))
-
-    def reach(self, target: float) -> Json | None:
-        """Return the first entry of the history that reaches a mean accuracy; None: there is none.
-
-        In a regression, the target is a mean RMSE.
-        """
-        return reach(self.history(), target)
-
-    def to_pandas(self) -> Any:
-        """Return the history as a DataFrame."""
-        return as_frame(self.history())
-
-    def figures(self) -> dict[str, Any]:
-        """Return the figures of the run by name, as matplotlib figures."""
-        from fedspd.reporting.run_figures import draw_run
-
-        return draw_run(self.folder)
-
-    def _repr_html_(self) -> str:
-        return html_table([overview(self.summary)], f"fedspd: {self.folder}")
-
-    def events(self) -> list[Json]:
-        """Return the events of all rounds and of the final phase."""
-        return list(RunFolder(self.folder).events())
-
-    def state(self, client: int) -> Any:
-        """Return the method's final state of one client, such as centers_CSP with C = 1."""
-        return self._runner(client).state
-
-    def predict(self, client: int, x: Any) -> Tensor:
-        """Return the outputs of the client's model for examples x, as they are in the dataset.
-
-        x is an array, a tensor or a list. It is scaled as the client's training examples were.
-        """
-        runner = self._runner(client)
-        inputs = self.experiment.federation.inputs(client, x)
-        return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [inputs])[0]
-
-    def model(self, client: int) -> nn.Module:
-        """Return the client's personalised model as an ordinary module."""
-        module = self._runner(client).personal_model()
-        if module is None:
-            raise ConfigError(
-                f"method = '{self.summary['method']}': it does not end in one model per client. "
-                "Use Result.predict."
-            )
-        return module
-
-    def _runner(self, client: int) -> BlockRunner:
-        """Return a runner with the client's state from the last checkpoint."""
-        clients = self.experiment.plan.clients
-        if not isinstance(client, int | np.integer) or not 0 <= client < clients:
-            raise ConfigError(f"client = {client!r}: expected an integer from 0 to {clients - 1}.")
-        runner = BlockRunner(
-            self.experiment.plan.select_clients(range(int(client), int(client) + 1))
-        )
-        latest = RunFolder(self.folder).latest()
-        assert latest is not None
-        runner.load(latest[0])
-        return runner
