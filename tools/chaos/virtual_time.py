@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from types import SimpleNamespace
@@ -55,3 +56,14 @@ def run_instantly(work: Coroutine[Any, Any, Value]) -> Value:
             return loop.run_until_complete(work)
         finally:
             loop.close()
+
+
+def pass_time(seconds: float) -> None:
+    """Let the work of a thread take virtual time, or real time in another event loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # this is a thread
+        time.sleep(seconds)
+    else:
+        assert isinstance(loop, InstantLoop)
+        loop.now += seconds

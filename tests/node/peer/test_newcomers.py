@@ -1,0 +1,113 @@
+"""Nodes that join a network of peers while it trains."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chaos.plant import (
+    Plant,
+    build_config,
+    wait_for_round,
+)
+from chaos.virtual_time import run_instantly
+from fedspd.core.errors import NodeError
+from fedspd.node.wire.messages import Offer
+from fedspd.testing.peers import run_together
+
+
+async def run_with_newcomer(plant: Plant, prepare: Callable[[], None] = lambda: None) -> None:
+    """Let node 5 join three of five running peers; prepare before it asks for their models."""
+    tasks = [asyncio.create_task(plant.run(i)) for i in range(5)]
+    await wait_for_round(plant, 1, 3)
+    plant.introduce(5, [0, 1, 2])
+    prepare()
+    await asyncio.gather(plant.run(5), *tasks)
+
+
+def test_newcomer_takes_the_models_of_its_neighbours_and_takes_part(tmp_path: Path) -> None:
+    plant = Plant(build_config(rounds=25), tmp_path)
+    run_instantly(run_with_newcomer(plant))
+    rounds = plant.rounds(5)
+    assert rounds[0] >= 3
+    assert rounds[-1] == 25
+    assert any("n5" in event.get("received", ()) for event in plant.events(0))
+    assert plant.has_finished(5)
+    losses = [event["loss"] for event in plant.events(5)]
+    assert losses[0] < 2.1  # a guess has ln 10 = 2.303, so it did not start from scratch
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedavg", "fedper", "fedem", "local"),
+        *(pytest.param(m, marks=pytest.mark.long) for m in ("fedsoft", "ifca", "facade", "pfedme")),
+    ],
+)
+def test_newcomer_joins_with_any_method(tmp_path: Path, method: str) -> None:
+    """A method shares one model, its body, all clusters or nothing, even if clusters = 2."""
+    model, training = {"name": "linear"}, {"epochs": 1}
+    if method in ("facade", "fedper"):  # a body needs another layer
+        model = {"name": "mlp", "hidden": 4}
+    config = build_config(method, clusters=2, rounds=20, model=model, training=training)
+    plant = Plant(config, tmp_path)
+    # in real time: local-only training never waits, so that no message would find it in a round
+    asyncio.run(run_together(run_with_newcomer(plant)))
+    assert plant.rounds(5)[0] >= 3
+    assert plant.has_finished(5)
+
+
+def test_newcomer_ignores_a_neighbour_that_offers_too_few_clusters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = Plant(build_config(rounds=25), tmp_path)
+
+    def offer_one_cluster() -> None:
+        protocol = plant.peers[0].protocol
+        honest = protocol._offer_to_newcomer
+        monkeypatch.setattr(
+            protocol,
+            "_offer_to_newcomer",
+            lambda *about: Offer((0,), honest(*about).model_KP[:1]),
+        )
+
+    with caplog.at_level("INFO"):
+        run_instantly(run_with_newcomer(plant, offer_one_cluster))
+    assert 'node=n0 error="offers a newcomer the clusters [0]; expected [0, 1]."' in caplog.text
+    assert "network joined: node=n5 neighbours=2" in caplog.text
+    assert plant.has_finished(5)
+
+
+def test_newcomer_with_one_live_neighbour_of_two_starts_in_its_round(tmp_path: Path) -> None:
+    complete, one_epoch = {"kind": "complete"}, {"epochs": 1}
+    config = build_config("fedavg", clients=2, rounds=40, topology=complete, training=one_epoch)
+    plant = Plant(config, tmp_path)
+
+    async def join_one_of_two() -> None:
+        tasks = [asyncio.create_task(plant.run(i)) for i in range(2)]
+        await wait_for_round(plant, 0, 5)
+        plant.kill(1, tasks[1])
+        plant.introduce(2, [0, 1])
+        await asyncio.gather(plant.run(2), tasks[0])
+
+    run_instantly(join_one_of_two())
+    assert plant.rounds(2)[0] >= 5
+    assert plant.rounds(2)[-1] == 40
+
+
+def test_newcomer_leaves_while_it_waits_for_neighbours(tmp_path: Path) -> None:
+    plant = Plant(build_config(), tmp_path)
+    plant.links[5] = [0, 1]
+    newcomer = plant.build(5)
+    newcomer.leave()
+    run_instantly(newcomer.run())
+    assert plant.events(5) == []
+
+
+def test_newcomer_without_a_live_neighbour_fails(tmp_path: Path) -> None:
+    plant = Plant(build_config(), tmp_path)
+    plant.links[5] = [0, 1]
+    with pytest.raises(NodeError, match="No neighbour gave its models"):
+        run_instantly(plant.run(5))
