@@ -2,7 +2,9 @@
 no deadline per example; one process for the tests of a file that share fixtures; and a callback
 that keeps all events of a run."""
 
+import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +18,8 @@ from hypothesis import settings
 import fedspd
 
 torch.set_num_threads(1)
+# Tests fork after others have used gRPC. No child uses it, so its handlers must not wake it there.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 # A shell starts programs in the background with Ctrl-C ignored, and all that they start inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("fedspd", deadline=None)
@@ -42,6 +46,12 @@ def pytest_xdist_make_scheduler(config, log):
             return file if shares_fixtures(config.rootpath / file) else nodeid
 
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, and every fork, what all tests have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 class EventLog(fedspd.Callback):
@@ -110,6 +120,31 @@ def gate(tmp_path, monkeypatch):
     gate = Gate(tmp_path)
     yield gate
     gate.open()
+
+
+def _save_blank(figure, to, **_):
+    """Write nothing where the figure would be."""
+    if not hasattr(to, "write"):
+        Path(to).touch()
+
+
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """Draw figures and save them as empty files.
+
+    A report takes two seconds to save. Tests that look at figures use `real_figures` as well.
+    """
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", _save_blank)
+    return save
+
+
+@pytest.fixture
+def real_figures(blank_figures, monkeypatch):
+    """Save figures as they are, in a file of tests whose other figures are blank."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank_figures)
 
 
 @pytest.fixture(autouse=True)

@@ -194,6 +194,7 @@ def test_folder_without_git_is_refused(tmp_path):
         release.export(tmp_path / "nowhere", tmp_path / "copy")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_demo_must_end_with_fedspd_split_ahead(tmp_path, capsys, monkeypatch):
     """The document is that of a real comparison, whose accuracies are then exchanged."""
     monkeypatch.chdir(tmp_path)

@@ -1,22 +1,24 @@
 """fedspd compare, sweep and report."""
 
 import csv
+import io
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fedspd
+from chaos.commands import Command
 from fedspd.cli.main import execute
 from fedspd.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("here", "blank_figures")
 TINY = [
     "clients=6",
     "rounds=3",
@@ -37,11 +39,10 @@ DOCUMENTS = {"compare.json", "report.html", "report.md", "report.csv", "report.j
 @pytest.fixture(scope="module")
 def first_comparison(tmp_path_factory):
     """Run COMPARE once for all tests."""
-    folder = tmp_path_factory.mktemp("compared")
-    command = [sys.executable, "-m", "fedspd", *COMPARE]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder / "c", done
+    folder, out, err = tmp_path_factory.mktemp("compared"), io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        assert execute(COMPARE) == 0
+    return folder / "c", SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
 
 
 @pytest.fixture
@@ -184,6 +185,7 @@ def test_sweep_has_a_row_for_each_method_and_point(capsys):
     assert (part["folder"], part["axes"], len(part["rows"])) == ("report", [], 2)
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_sweep_takes_lists_as_values(here, capsys):
     (here / "layers.py").write_text(
         "from dataclasses import dataclass, field\n"
@@ -260,6 +262,7 @@ def test_report_shows_the_rmse_of_newcomers_of_a_regression(regression, capsys):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("real_figures")
 def test_demo_finds_two_populations_and_is_ahead_of_all_others(capsys):
     assert execute(["demo", "--out", "demo", "--workers", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -344,24 +347,13 @@ def test_option_of_a_method_that_does_not_run_is_refused(command, capsys, here):
 GATED = ["compare", *PLAIN, "--methods", "gated:Gated,local", "--seeds", "1", "--workers", "2"]
 
 
-def start(words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedspd", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_compare_says_how_to_continue_after_a_run_was_killed(here, gate):
-    process = start(GATED)
+    command = Command(GATED, here / "log")
     os.kill(gate.wait(), signal.SIGKILL)
-    _, error = process.communicate()
-    assert process.returncode == 1
+    assert command.end() == 1
     (folder,) = Path("runs").iterdir()
-    assert f"Continue with: fedspd {' '.join(GATED)} --out {folder}\n" in error
-    assert "' ended with exit code -9" in error
+    assert f"Continue with: fedspd {' '.join(GATED)} --out {folder}\n" in command.stderr
+    assert "' ended with exit code -9" in command.stderr
 
 
 @pytest.mark.parametrize(
@@ -369,13 +361,12 @@ def test_compare_says_how_to_continue_after_a_run_was_killed(here, gate):
 )
 def test_compare_says_how_to_continue_after_a_signal_and_continues(number, here, gate):
     words = [*GATED, "--out", "c"]
-    process = start(words)
+    command = Command(words, here / "log")
     gate.wait()
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, error = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in error
-    assert f"Continue with: fedspd {' '.join(words)}\n" in error
+    command.ctrl_c() if number == signal.SIGINT else command.signal(number)
+    assert command.end() == 130
+    assert "Traceback" not in command.stderr
+    assert f"Continue with: fedspd {' '.join(words)}\n" in command.stderr
     assert not (here / "c" / "report.html").exists()
     gate.open()
     assert execute(words) == 0

@@ -138,7 +138,7 @@ def test_methods_shows_all_with_their_options(capsys):
 
 def test_closed_output_is_not_an_error():
     done = subprocess.run(
-        f"{PROGRAM} methods --json | true", shell=True, capture_output=True, text=True, timeout=60
+        f"{PROGRAM} methods --json | true", shell=True, capture_output=True, text=True
     )
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr

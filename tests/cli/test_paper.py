@@ -2,23 +2,22 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from chaos.commands import Command
 from fedspd.cli.main import execute
 from fedspd.paper.definition import experiment_names, load_experiment
 from fedspd.paper.hours import hours_of
 from fedspd.storage.atomic import read_json
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("here", "blank_figures")
 NAMES = [*experiment_names(), "theory"]
 TINY = ["--scale", "tiny", "--out", "p", "--workers", "1"]
 QUICK = {"mnist-100", "table-communication"}
@@ -142,6 +141,7 @@ def test_paper_shows_config_values_and_choices(capsys):
     assert "Left open:" in shown
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_own_experiment_gives_tables_in_five_formats_and_a_figure(own):
     assert execute(["paper", "own.toml", *TINY]) == 0
     folder = Path("p/reports/own.tiny")
@@ -189,15 +189,13 @@ def test_paper_gives_the_same_runs_on_ray(own):
 def test_paper_continues_after_kill_and_interrupt(number, own, gate, capsys):
     own.write_text(OWN.replace('"local"', '"gated:Gated"'))
     words = ["paper", "own.toml", *TINY]
-    command = [sys.executable, "-m", "fedspd", *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    command = Command(words, Path("log"))
     gate.wait()
-    process.send_signal(number)
-    _, error = process.communicate()
+    command.signal(number)
+    code = command.end()
     if number == signal.SIGINT:
-        assert process.returncode == 130
-        assert "Continue with: fedspd paper own.toml" in error
+        assert code == 130
+        assert "Continue with: fedspd paper own.toml" in command.stderr
     (finished,) = Path("p/runs").glob("*/result.json")
     when = finished.stat().st_mtime_ns
     gate.open()

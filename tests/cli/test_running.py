@@ -13,7 +13,7 @@ import fedspd
 from fedspd.cli.main import execute
 from fedspd.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("here", "blank_figures")
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 PLAIN = ["clients=6", "rounds=2", "data.examples=20", "training.epochs=1"]
 TINY = [*PLAIN, "fedspd.final_epochs=1", "method=fedspd"]
@@ -24,6 +24,7 @@ def run_quickly(*settings, out):
     return fedspd.run(fedspd.load(overrides=[*TINY, *settings]), out=out)
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_run_ends_with_one_line_of_json_and_complete_records(capsys):
     assert execute(["run", *TINY, "--out", "runs/a", "--workers", "2", "--json"]) == 0
     printed = capsys.readouterr()
@@ -153,6 +154,7 @@ def test_wrong_input_is_rejected_in_one_sentence_and_writes_nothing(name, capsys
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_run_of_one_client_draws_its_figures(capsys):
     assert execute(["run", *TINY, "clients=1", "--out", "a", "--workers", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2

@@ -1,9 +1,6 @@
 """Real processes that run the command line, and ways to end them."""
 
-import multiprocessing
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +9,8 @@ from typing import Any
 import pytest
 
 import fedspd
-from fedspd.cli import main, running  # noqa: F401  a fork then finds everything imported
-from fedspd.experiment.runner import Result
+from chaos.commands import Command, stat_fields
+from fedspd.experiment.result import Result
 from fedspd.storage import run_folder
 from fedspd.storage.atomic import sync
 from fedspd.storage.run_folder import RunFolder
@@ -59,61 +56,8 @@ def wait_at_gate(round):
 '''
 
 
-class Command:
-    """The command `fedspd ARGUMENTS` in a process and a process group of its own.
-
-    Its output goes into files.
-    """
-
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        self.log = log
-        log.mkdir()
-        self.process = multiprocessing.get_context("fork").Process(
-            target=_main, args=(arguments, log)
-        )
-        self.process.start()
-
-    @property
-    def stderr(self) -> str:
-        return (self.log / "stderr").read_text()
-
-    @property
-    def stdout(self) -> str:
-        return (self.log / "stdout").read_text()
-
-    @property
-    def workers(self) -> list[int]:
-        return [pid for pid in _processes() if _parent(pid) == self.process.pid]
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def ctrl_c(self) -> None:
-        """Send SIGINT to the whole group, as a terminal does."""
-        os.killpg(self.process.pid, signal.SIGINT)
-
-    def end(self, seconds: float = 120) -> int:
-        """Return its exit code, once it has ended by itself."""
-        self.process.join(seconds)
-        assert self.process.exitcode is not None, f"still running after {seconds} s"
-        return self.process.exitcode
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.join()
-
-
-def _main(arguments: list[str], log: Path) -> None:
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(log / name, os.O_CREAT | os.O_WRONLY), stream)
-    sys.stdout, sys.stderr = (
-        os.fdopen(stream, "w", closefd=False) for stream in (1, 2)
-    )  # in place of pytest's own
-    sys.argv = ["fedspd", *arguments]
+def _hold_checkpoints() -> None:
     run_folder.sync = _held_sync
-    main.main()
 
 
 def _held_sync(path: Path) -> None:
@@ -123,22 +67,6 @@ def _held_sync(path: Path) -> None:
     while hold.exists() and path.name.startswith(f"{hold.read_text()}.draft-"):
         Path("waiting-checkpoint").touch()
         time.sleep(0.005)
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _parent(pid: int) -> int | None:
-    return int(fields[1]) if (fields := _stat(pid)) else None
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, or nothing if it does not exist."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
 
 
 class Lab:
@@ -153,7 +81,9 @@ class Lab:
     def start(self, *arguments: object) -> Command:
         self.commands.append(
             Command(
-                [str(argument) for argument in arguments], self.folder / f"log-{len(self.commands)}"
+                [str(argument) for argument in arguments],
+                self.folder / f"log-{len(self.commands)}",
+                _hold_checkpoints,
             )
         )
         return self.commands[-1]
@@ -198,11 +128,11 @@ class Lab:
 
     @staticmethod
     def cpu_seconds(pid: int) -> float:
-        return int(_stat(pid)[11]) / os.sysconf("SC_CLK_TCK")
+        return int(stat_fields(pid)[11]) / os.sysconf("SC_CLK_TCK")
 
     @staticmethod
     def gone(pid: int) -> bool:
-        return not _stat(pid)
+        return not stat_fields(pid)
 
     @staticmethod
     def rounds(out: Path) -> int:
@@ -218,7 +148,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: object) -> Iterator[Lab]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "held.py").write_text(HELD)
     lab = Lab(tmp_path)
