@@ -1,4 +1,4 @@
-"""Every method keeps the contract, and check_method names the part that a method breaks."""
+"""Every method keeps the contract, and each check names the part that a method breaks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +12,12 @@ from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.local import State
 from fedspd.core.errors import ConfigError, MethodError
 from fedspd.methods import Block, Exchange, Key, Learner, Neighbourhood, Observation, Round
-from fedspd.testing import CHECKS, Check, Subject, check_method
+from fedspd.testing import CHECKS, Check, Subject, check_method, checks
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_method_keeps_the_contract(subject: Subject, check: Check) -> None:
     check(subject)
-
-
-def refusal(method: type[FedAvg], **options: Any) -> str:
-    with pytest.raises(MethodError) as caught:
-        check_method(method, **options)
-    return str(caught.value)
 
 
 # ---- FedAvg with one mistake each
@@ -175,70 +169,115 @@ class Alone(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "sentence"),
+    ("method", "check", "sentence"),
     [
         (
             Forgetful,
+            checks.check_engines_agree,
             "Forgetful.round returned a value of type State; expected a generator; yield an "
             "Exchange, or write 'yield' below the return.",
         ),
-        (Talkative, "The method's round makes more exchanges in some blocks of clients"),
-        (Uneven, "The method's round yields exchanges of different shapes in different blocks"),
-        (Averaging, "Averaging: the result with workers = 2 differs at clients 0, 1, 2, 3, 4; "),
-        (Scalar, "Scalar.begin returned a state whose field 'loss_C' is a tensor of shape ()"),
-        (Mutating, "Mutating: finish changes the old state; expected a new one."),
-        (Careless, "Careless: it draws from a global generator; expected draws from the key"),
-        (Fixed, "Fixed: two seeds give the same result; expected draws from the key."),
+        (
+            Talkative,
+            checks.check_engines_agree,
+            "The method's round makes more exchanges in some blocks of clients",
+        ),
+        (
+            Uneven,
+            checks.check_engines_agree,
+            "The method's round yields exchanges of different shapes in different blocks",
+        ),
+        (
+            Averaging,
+            checks.check_engines_agree,
+            "Averaging: the result with workers = 2 differs at clients 0, 1, 2, 3, 4; ",
+        ),
+        (
+            Scalar,
+            checks.check_engines_agree,
+            "Scalar.begin returned a state whose field 'loss_C' is a tensor of shape ()",
+        ),
+        (
+            Mutating,
+            checks.check_steps_are_pure,
+            "Mutating: finish changes the old state; expected a new one.",
+        ),
+        (
+            Careless,
+            checks.check_randomness_comes_from_the_key,
+            "Careless: it draws from a global generator; expected draws from the key",
+        ),
+        (
+            Fixed,
+            checks.check_randomness_comes_from_the_key,
+            "Fixed: two seeds give the same result; expected draws from the key.",
+        ),
         (
             Silent,
+            checks.check_predictions_fit,
             "Silent: predict gives torch.float32 of shape (7, 2) with clusters = 1; expected "
             "finite torch.float32 of shape (7, 3).",
         ),
-        pytest.param(
+        (
             Diverging,
+            checks.check_states_are_finite,
             "Diverging: the field 'loss_C' of its state is not finite with S = 1.",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             Boasting,
+            checks.check_observation_fits,
             "Boasting: the observed model_CP predicts otherwise than predict.",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             Misshapen,
+            checks.check_observation_fits,
             "Misshapen: observe gives another shape of loss_C than (5,).",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             Repeating,
+            checks.check_engines_agree,
             "Repeating.round: cluster_CK has the row [0, 0]; expected no repeat.",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             Unknown,
+            checks.check_engines_agree,
             "Unknown.round: cluster_CK has the row [7]; expected clusters from 0 to 1.",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             Peeking,
+            checks.check_newcomers_join,
             "Peeking: join uses the models of a client that is not a neighbour.",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             Alone,
+            checks.check_newcomers_join,
             "Alone: join gives another 'loss_C' than trained clients have.",
-            marks=pytest.mark.long,
         ),
     ],
 )
-def test_check_method_names_the_broken_promise(method: type[FedAvg], sentence: str) -> None:
-    assert refusal(method).startswith(sentence)
+def test_check_names_the_broken_promise(method: type[FedAvg], check: Check, sentence: str) -> None:
+    with pytest.raises(MethodError) as caught:
+        check(Subject(method))
+    assert str(caught.value).startswith(sentence)
 
 
-def test_check_method_passes_options_on_and_takes_one_cluster() -> None:
+def test_check_method_makes_every_check_with_the_options(monkeypatch) -> None:
+    """The checks themselves have tests of their own, so two cheap ones stand for all."""
+    made: list[Subject] = []
+    cheap = (checks.check_small_networks_work, checks.check_newcomers_join)
+    monkeypatch.setattr(checks, "CHECKS", (*cheap, made.append))
     check_method(FedAvg, clusters=1, finetune=1)
+    (subject,) = made
+    assert subject.algorithm() == FedAvg(clusters=1, finetune=1)
     with pytest.raises(TypeError, match="finetun"):
         check_method(FedAvg, finetun=1)
+    with pytest.raises(MethodError, match="Peeking: join uses the models"):
+        check_method(Peeking)
+    assert set(CHECKS) == {check for name, check in vars(checks).items() if is_check(name)}
+
+
+def is_check(name: str) -> bool:
+    return name.startswith("check_") and name != "check_method"
 
 
 def test_method_without_share_and_join_is_complete_without_newcomers(subjects) -> None:
@@ -250,7 +289,9 @@ def test_method_without_share_and_join_is_complete_without_newcomers(subjects) -
 
         share, join = Algorithm.share, Algorithm.join
 
-    assert not Subject(Closed).has_newcomers
-    check_method(Closed)
+    subject = Subject(Closed)
+    assert not subject.has_newcomers
+    checks.check_newcomers_join(subject)
+    checks.check_peers_agree(subject)
     with pytest.raises(ConfigError, match="Closed: the method has no share, so no client can join"):
         Closed().share(None)

@@ -1,6 +1,6 @@
 """Private methods keep the contract, send no count, and release what their plan says."""
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -19,8 +19,7 @@ from fedspd.privacy.mechanisms import DPSGD, NoisyUpdate
 from fedspd.privacy.randomness import Source
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.testing import CHECKS, Check, Subject
-from fedspd.testing.checks import check_engines_agree
-from fedspd.testing.subject import ROUNDS, path_graph
+from fedspd.testing.subject import ROUNDS, path_graph, run
 
 MECHANISM = DPSGD.of(noise=0.7, clip=1.0, rate=0.5, epochs=2)
 OPTIONS = {
@@ -47,9 +46,10 @@ def test_private_fedspd_keeps_the_contract(check: Check) -> None:
     check(SUBJECTS["fedspd"])
 
 
-@pytest.mark.parametrize("name", ["fedspd-split"])
-def test_private_method_has_one_result_with_any_engine(name: str) -> None:
-    check_engines_agree(SUBJECTS[name])
+def test_private_split_has_one_result_with_two_workers() -> None:
+    subject = SUBJECTS["fedspd-split"]
+    with closing(Simulator(subject.plan(), workers=2)) as engine:
+        assert run(engine, path_graph()) == subject.reference()
 
 
 @pytest.mark.long

@@ -39,7 +39,7 @@ def test_estimate_counts_rounds_that_send_more_as_often_as_they_come(rounds):
 
     The sample trains in round 18 // 2 + 1, which is such a round.
     """
-    short = ["training.epochs=1", "training.batch=10", "fedspd.final_epochs=1"]
+    short = ["training.epochs=1", "training.batch=10", "fedspd.final_epochs=1", "method=fedspd"]
     found, run = compare("clients=12", f"rounds={rounds}", "data.examples=20", *short)
     sent = run["bytes"]["point_to_point"]
     assert found["bytes"]["point_to_point"] == pytest.approx(sent, rel=0.25)

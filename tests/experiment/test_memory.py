@@ -48,7 +48,8 @@ def measure():
 
 
 @pytest.mark.parametrize(
-    "method", ["fedspd", "fedavg", pytest.param("fedem", marks=pytest.mark.long)]
+    "method",
+    ["fedspd", *(pytest.param(m, marks=pytest.mark.long) for m in ("fedavg", "fedem"))],
 )
 def test_estimate_is_within_a_tenth_of_the_memory_of_a_run(method, measure):
     experiment, (_, found) = measure(method)

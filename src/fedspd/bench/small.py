@@ -28,7 +28,7 @@ TARGETS = {20: 3.0, 200: 8.0}  # by number of clients
 def measure_small_models(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     """Compare the speed of local training of a small model."""
     for clients, target in TARGETS.items():
-        data = make_block(clients)
+        data = make_block(clients, min(size.examples, plain.FEW_EXAMPLES))
         own_task = fedspd_task(Learner(plain.build_mlp, TRAINING), data)
         turns = time_in_turns([own_task, plain_task(plain.build_mlp, data, TRAINING)], size.turns)
         examples = clients * data.width * TRAINING.epochs
@@ -45,7 +45,7 @@ def measure_small_models(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
         )
 
 
-def make_block(clients: int) -> Block:
-    """Return all clients with random examples."""
-    x_EF, y_E = zip(*plain.features(clients), strict=True)
-    return Block(range(clients), clients, x_EF, y_E, plain.FEW_EXAMPLES)
+def make_block(clients: int, examples: int) -> Block:
+    """Return all clients with so many random examples each."""
+    x_EF, y_E = zip(*plain.features(clients, examples), strict=True)
+    return Block(range(clients), clients, x_EF, y_E, examples)

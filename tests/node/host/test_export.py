@@ -60,7 +60,10 @@ def onnx_scores(path: Path, x: torch.Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(scores)
 
 
-@pytest.mark.parametrize("method", ONE_MODEL)
+@pytest.mark.parametrize(
+    "method",
+    [m if m in ("fedspd", "ifca") else pytest.param(m, marks=pytest.mark.long) for m in ONE_MODEL],
+)
 def test_onnx_model_agrees_with_predict_for_any_number_of_examples(
     method: str, tmp_path: Path, examples: Path
 ) -> None:

@@ -303,7 +303,9 @@ def test_node_refuses_an_older_revocation_list_after_a_restart(plant: Path) -> N
         run(folder, timeouts=SHORT)
 
 
-@pytest.mark.parametrize("program", [["-m", "fedspd"], ["-c", PROGRAM]])
+@pytest.mark.parametrize(
+    "program", [["-c", PROGRAM], pytest.param(["-m", "fedspd"], marks=pytest.mark.long)]
+)
 def test_node_does_not_import_code_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: list[str]
 ) -> None:
