@@ -11,10 +11,18 @@ import torch
 from torch import nn
 
 from fedspd.algorithms.fedavg import FedAvg
-from fedspd.algorithms.fedspd_split import FedSPDSplit, prior_strength
+from fedspd.algorithms.fedspd_split import FedSPDSplit, rate_factors
 from fedspd.algorithms.final_phase import choose_return
 from fedspd.algorithms.populations import balanced_weights
-from fedspd.algorithms.split_state import posterior, rows_of, shares
+from fedspd.algorithms.split_state import (
+    log_prior,
+    losses_of_split,
+    posterior,
+    prior_strength,
+    refit,
+    rows_of,
+    shares,
+)
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
@@ -188,10 +196,9 @@ def test_clients_with_one_example_one_class_or_no_neighbour_take_part():
 
 
 def test_prior_is_uniform_where_labels_are_alike_and_follows_the_counts_where_not():
-    algorithm = FedSPDSplit()
-    even = algorithm._log_prior(torch.arange(100) % 4, 4)
+    even = log_prior(torch.arange(100) % 4, 4)
     assert even.tolist() == pytest.approx([0.0] * 4, abs=1e-12)
-    skewed = algorithm._log_prior(torch.tensor([0] * 90 + [1] * 10), 4)
+    skewed = log_prior(torch.tensor([0] * 90 + [1] * 10), 4)
     assert prior_strength(torch.tensor([90.0, 10.0, 0.0, 0.0])) == pytest.approx(10.0)
     assert skewed.exp().tolist() == pytest.approx(
         [4 * (90 + 2.5) / 110, 4 * 12.5 / 110, 4 * 2.5 / 110, 4 * 2.5 / 110]
@@ -220,6 +227,44 @@ def test_posterior_and_shares_are_bayes_rule():
     mean = np.array([(2 / 3 + 0.2) / 2, (1 / 3 + 0.8) / 2]) + 0.001
     found = shares(Learner(lambda: nn.Linear(1, 2)), r_CSE, state, data, Key(0))
     assert found[0].tolist() == pytest.approx((mean / mean.sum()).tolist())
+
+
+def test_refit_is_em_on_the_mixture_alone():
+    p_SE = torch.tensor([[0.5, 0.1, 1.0], [0.25, 0.4, 1.0]])
+    data, state = small_state((-p_SE.log()).tolist(), [0.5, 0.5])
+    learner = Learner(lambda: nn.Linear(1, 2))
+    once = refit(learner, state, data, 1, Key(0))
+    u_S = shares(learner, posterior(state, data), state, data, Key(0))[0].tolist()
+    assert once.mixture_CS[0].tolist() == pytest.approx(u_S)
+    likelihood = [u_S[0] * 0.5 + u_S[1] * 0.25, u_S[0] * 0.1 + u_S[1] * 0.4]
+    assert once.loss_C.item() == pytest.approx(-np.log(likelihood).mean())
+    assert refit(learner, once, data, 4, Key(0)).loss_C < once.loss_C, "each step gains"
+
+
+def test_split_is_judged_with_offsets_twice_as_long():
+    """Offsets of log 3 on the first output: enlarged, its odds are 9 : 1, or 1 : 9."""
+    x, y = torch.zeros(4, 1), torch.tensor([0, 0, 0, 1])
+    data = Block([0], 1, [x], [y], 4)
+    learner = Learner(lambda: nn.Linear(1, 2))
+    state = FedSPDSplit(clusters=2, prior=False).begin(learner, data, Key(0))
+    state = replace(
+        state,
+        model_CP=torch.zeros(1, learner.size),
+        mixture_CS=torch.full((1, 2), 0.5, dtype=torch.double),
+        clusters_C=torch.tensor([2]),
+    )
+    D_CSQ = torch.zeros(1, 2, 4)  # weight and bias of two outputs
+    D_CSQ[0, :, 2] = torch.tensor([np.log(3), -np.log(3)])
+    without, split, fitted = losses_of_split(learner, state, D_CSQ, data, Key(0))[0].tolist()
+    assert without == pytest.approx(np.log(2))
+    assert split == pytest.approx(np.log(2)), "with equal shares both labels have one half"
+    assert fitted < split - 0.1, "three labels of four are those of the first cluster"
+
+
+def test_heads_train_slower_than_the_body():
+    learner = Learner(lambda: nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2)))
+    offsets, body, V = rate_factors(learner.split(2)).split([16, 6, 8])
+    assert (offsets.unique().item(), body.unique().item(), V.unique().item()) == (0.5, 1, 0.25)
 
 
 def test_return_is_chosen_only_if_its_gain_exceeds_its_standard_error():

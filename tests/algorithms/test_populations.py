@@ -382,9 +382,17 @@ def test_slopes_come_from_clients_of_the_same_labelling():
     assert found[:, 0].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
 
 
-@pytest.mark.parametrize(("split_loss", "expected"), [(0.97, True), (0.995, False), (1.1, False)])
-def test_split_is_kept_only_if_it_gains(split_loss, expected):
-    loss_N, one_N = torch.ones(6, dtype=torch.double), torch.full((6,), 3)
-    graph = Graph.complete(6)
-    search = lambda data: has_gain(loss_N, split_loss * loss_N, 0.012, one_N, data)  # noqa: E731
-    assert solve(search, graph).tolist() == [expected] * 6
+@pytest.mark.parametrize(
+    ("split_loss", "fitted_loss", "expected"),
+    [
+        (0.99, 0.95, True),  # a gain of 0.05, 0.04 of it by the mixtures: a mean of 0.045
+        (0.951, 0.95, False),  # 0.05 and 0.001: 0.007
+        (1.1, 1.001, False),  # mixtures repair what was worse before
+        (0.99, 0.99, False),  # mixtures gain nothing
+    ],
+)
+def test_split_is_kept_only_if_mixtures_gain_too(split_loss, fitted_loss, expected):
+    loss_N3 = torch.tensor([[1.0, split_loss, fitted_loss]], dtype=torch.double).expand(6, -1)
+    one_N = torch.ones(6, dtype=torch.double)
+    search = lambda data: has_gain(loss_N3, 0.01 * one_N, 3 * one_N.long(), data)  # noqa: E731
+    assert solve(search, Graph.complete(6)).tolist() == [expected] * 6

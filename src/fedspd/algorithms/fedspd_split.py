@@ -14,7 +14,6 @@ Shapes: C clients, S clusters, M directions, K classes, P parameters of a model,
 E examples.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -56,6 +55,8 @@ from fedspd.algorithms.split_state import (
     groups,
     joined,
     likelihoods,
+    log_prior,
+    losses_of_split,
     posterior,
     rows_of,
     shares,
@@ -67,6 +68,7 @@ from fedspd.core.cut import Cut
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.heads import (
     PersonalModel,
+    SplitLearner,
     mix_outputs,
     negative_log_likelihood,
 )
@@ -74,9 +76,10 @@ from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.travel import Part
 
-LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 FOLDS = 4  # of a client's examples, in the search
 LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the clusters apart
+# A head V + D_s moves with both, and V moves all heads: so it moves hardly faster than the body.
+V_RATE, D_RATE = 0.25, 0.5  # of the learning rate
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,10 @@ class FedSPDSplit(Algorithm[State]):
         float,
         Field(
             ge=0,
-            description="The least gain of a split in likelihood, as a share of the loss without "
-            "it. Below it, there is one cluster. 0: every split is kept.",
+            description="The least gain of a split in likelihood beyond chance, as a share of the "
+            "loss without it. Below it, there is one cluster. 0: every split is kept.",
         ),
-    ] = 0.02
+    ] = 0.0075
     prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
         True
     )
@@ -138,7 +141,9 @@ class FedSPDSplit(Algorithm[State]):
         C, S, split = len(data), self.cluster_limit, learner.split(self.cluster_limit)
         model_CP = learner.draw(key.of("model", 0)).repeat(C, 1)
         first_CS = torch.eye(S, dtype=torch.double)[:1].repeat(C, 1)
-        priors = [self._log_prior(y, split.classes) for y in data.y]
+        priors = [torch.zeros(split.classes, dtype=torch.double)] * C
+        if self.prior and split.classes:
+            priors = [log_prior(y, split.classes) for y in data.y]
         return State(
             model_CP,
             model_CP.new_zeros(C, S, split.head_size),
@@ -179,7 +184,7 @@ class FedSPDSplit(Algorithm[State]):
             state = yield from with_own_labelling(search, left_alone(answer), data)
         if key.round == self.warmup and self._splits(data):
             update_CQ = learner.cut.head(trained_CP - before_CP)
-            split = self._split_heads(learner, state, update_CQ, data)
+            split = self._split_heads(learner, state, update_CQ, data, key)
             state = yield from with_own_labelling(split, left_alone(answer), data)
         return state
 
@@ -216,7 +221,7 @@ class FedSPDSplit(Algorithm[State]):
         )
 
     def _split_heads(
-        self, learner: Learner, state: State, update_CQ: Tensor, data: Block
+        self, learner: Learner, state: State, update_CQ: Tensor, data: Block, key: Key
     ) -> Round[State]:
         """Step 2, last round of the warm-up: D_s is how heads differ at corner s, as long as V."""
         labelling_C = state.labelling_C
@@ -225,10 +230,11 @@ class FedSPDSplit(Algorithm[State]):
         D_CSQ = torch.stack([corner_SM @ slope_MQ for corner_SM, slope_MQ in pairs])
         clusters_C = state.clusters_C
         if not self.clusters and self.least_gain:
-            loss_C = with_losses(learner, state, data).loss_C.to(D_CSQ)
-            split = with_losses(learner, replace(state, offsets_CSQ=D_CSQ), data)
-            split_loss_C = split.loss_C.to(D_CSQ)
-            gains = yield from has_gain(loss_C, split_loss_C, self.least_gain, labelling_C, data)
+            loss_C3 = losses_of_split(learner, state, D_CSQ, data, key.of("gain"))
+            # S - 1 shares that are fitted to n examples gain about (S - 1) / 2n by chance.
+            chance_C = (clusters_C - 1) / (2 * data.counts_C)
+            least_C = self.least_gain * loss_C3[:, 0] + chance_C
+            gains = yield from has_gain(loss_C3, least_C, labelling_C, data)
             clusters_C = torch.where(gains, clusters_C, 1)
         D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, clusters_C)
         is_one_C1 = (clusters_C == 1)[:, None]
@@ -283,6 +289,7 @@ class FedSPDSplit(Algorithm[State]):
                 block,
                 key,
                 weight_CE=weight_CSE[rows, :S].transpose(1, 2),
+                factor_W=rate_factors(split) if S > 1 else None,
                 **{**options, **chosen},
             )
             model_CP[rows], offsets = split.separate(trained_CA)
@@ -413,13 +420,13 @@ class FedSPDSplit(Algorithm[State]):
         )
         return fit_mixture(learner, state, data, list(range(len(data))), key.of("joined"))
 
-    def _log_prior(self, y: Tensor, classes: int) -> Tensor:
-        """Return log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
-        if not self.prior or not classes:
-            return torch.zeros(classes, dtype=torch.double)
-        count_K = torch.bincount(y, minlength=classes).double()
-        m = prior_strength(count_K)
-        return ((count_K + m / classes) / (len(y) + m) * classes).log()
+
+def rate_factors(split: SplitLearner) -> Tensor:
+    """Return factor_W, on the learning rate of every parameter of a model with S heads."""
+    factor_W = torch.ones_like(split.gradient)
+    for part, rate in zip(split.head_slices, (D_RATE, V_RATE), strict=True):
+        factor_W[part] = rate
+    return factor_W
 
 
 def as_long_as(V_CQ: Tensor, D_CSQ: Tensor, clusters_C: Tensor) -> Tensor:
@@ -435,12 +442,3 @@ def with_own_labelling(search: Round[State], alone_C: Tensor, data: Block) -> Ro
     is_alone_C = alone_C & (state.labelling_C != NO_LABELLING)
     own_C = own_labelling(data.clients, state.clusters_C)
     return replace(state, labelling_C=torch.where(is_alone_C, own_C, state.labelling_C))
-
-
-def prior_strength(count_K: Tensor) -> float:
-    """Return m, the concentration of the symmetric Dirichlet-multinomial that fits best."""
-    grid = torch.logspace(math.log10(LEAST_PRIOR), math.log10(MOST_PRIOR), 60, dtype=torch.double)
-    n, K = count_K.sum(), len(count_K)
-    per_label_GK = torch.lgamma(count_K + grid[:, None] / K) - torch.lgamma(grid[:, None] / K)
-    fit_G = torch.lgamma(grid) - torch.lgamma(n + grid) + per_label_GK.sum(1)
-    return float(grid[fit_G.argmax()])

@@ -31,7 +31,7 @@ EXCHANGES = 12  # of one network mean
 LAMBDA = 0.96  # bound on the second eigenvalue of W, of the Chebyshev recursion
 ATTEMPTS = 3  # under a robust rule: farthest points that are tried for one corner
 NEAR = 0.5  # of a corner's norm: within it, another client confirms the corner
-LEAST_RATIO = 1.6  # of two eigenvalues in a row that separate populations from noise
+LEAST_RATIO = 1.8  # of two eigenvalues in a row that separate populations from noise
 NOISE = 0.5  # eigenvalues below this share of 1 / N are as good as 0
 
 
@@ -366,18 +366,19 @@ def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Bloc
     return _divide(covariance_CMQ, variance_CM1) * norm_C11
 
 
-def has_gain(
-    loss_C: Tensor, split_loss_C: Tensor, least: float, labelling_C: Tensor, data: Block
-) -> Round[Tensor]:
-    """Return whether the split lowers the network's mean loss by at least this share of it.
+def has_gain(loss_C3: Tensor, least_C: Tensor, labelling_C: Tensor, data: Block) -> Round[Tensor]:
+    """Return whether a split is worth its heads, from the losses that `losses_of_split` returns.
 
-    Populations that the body has learnt to tell apart need no heads of their own. The client with
-    the lowest id decides for all.
+    It must lower the loss, and a part of that must come from mixtures that were fitted again. That
+    part is 0 where the labels do not tell the clusters apart, as with rotations that the body has
+    learnt. The geometric mean of the two counts. The client with the lowest id decides for all.
     """
-    own_C12 = torch.stack([loss_C, loss_C - split_loss_C], 1)[:, None]
-    mean_C12 = yield from network_mean(own_C12, data, labelling_C)
-    is_better_C = mean_C12[:, 0, 1] >= least * mean_C12[:, 0, 0]
-    agreed_C = yield from _agree(is_better_C.to(loss_C), data)
+    without_C, split_C, fitted_C = loss_C3.unbind(1)
+    own_C13 = torch.stack([without_C - fitted_C, split_C - fitted_C, least_C], 1)[:, None]
+    mean_C13 = yield from network_mean(own_C13, data, labelling_C)
+    gain_C, part_C, mean_least_C = mean_C13[:, 0].unbind(1)
+    gain_C = (gain_C.clamp(min=0) * part_C.clamp(min=0)).sqrt()
+    agreed_C = yield from _agree((gain_C >= mean_least_C).to(gain_C), data)
     return agreed_C > 0.5
 
 

@@ -4,6 +4,7 @@ Shapes: C clients, S clusters, M directions, K classes, P parameters of a model,
 E examples.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
@@ -15,8 +16,11 @@ from fedspd.core.heads import SplitLearner
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
+LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
 NEWCOMER_STEPS = 20  # of EM, on the mixture alone
+REFIT_STEPS = 5  # of EM, when a split is judged
+ENLARGED = 2.0  # D, when a split is judged: where heads differ too much, mixtures must be right
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,22 @@ class State:
     loss_C: Tensor  # mean negative log-likelihood
 
 
+def log_prior(y: Tensor, classes: int) -> Tensor:
+    """Return log pi_y + log K, with pi_y = (n_y + m / K) / (n + m)."""
+    count_K = torch.bincount(y, minlength=classes).double()
+    m = prior_strength(count_K)
+    return ((count_K + m / classes) / (len(y) + m) * classes).log()
+
+
+def prior_strength(count_K: Tensor) -> float:
+    """Return m, the concentration of the symmetric Dirichlet-multinomial that fits best."""
+    grid = torch.logspace(math.log10(LEAST_PRIOR), math.log10(MOST_PRIOR), 60, dtype=torch.double)
+    n, K = count_K.sum(), len(count_K)
+    per_label_GK = torch.lgamma(count_K + grid[:, None] / K) - torch.lgamma(grid[:, None] / K)
+    fit_G = torch.lgamma(grid) - torch.lgamma(n + grid) + per_label_GK.sum(1)
+    return float(grid[fit_G.argmax()])
+
+
 def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int], key: Key) -> State:
     """Return the state with the mixture of some clients fitted to their own examples, by EM."""
     if not rows:
@@ -42,15 +62,28 @@ def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int], ke
     own, block = rows_of(state, rows), data.select(rows)
     is_used_CS = torch.arange(own.mixture_CS.shape[1]) < own.clusters_C[:, None]
     own = replace(own, mixture_CS=is_used_CS.double() / own.clusters_C[:, None])
-    own = with_losses(learner, own, block)
-    for step in range(NEWCOMER_STEPS):
-        r_CSE = posterior(own, block)
-        own = replace(own, mixture_CS=shares(learner, r_CSE, own, block, key.of(step)))
-    own = with_losses(learner, own, block)
+    own = refit(learner, with_losses(learner, own, block), block, NEWCOMER_STEPS, key)
     tables = {field.name: getattr(state, field.name).clone() for field in fields(State)}
     for name, table in tables.items():
         table[rows] = getattr(own, name)
     return State(**tables)
+
+
+def refit(learner: Learner, state: State, data: Block, steps: int, key: Key) -> State:
+    """Return the state after some steps of EM on the mixtures alone, from where they stand."""
+    for step in range(steps):
+        r_CSE = posterior(state, data)
+        u_CS = shares(learner, r_CSE, state, data, key.of(step))
+        state = replace(state, mixture_CS=u_CS)
+    return with_likelihood(state, data)
+
+
+def losses_of_split(learner: Learner, state: State, D_CSQ: Tensor, data: Block, key: Key) -> Tensor:
+    """Return loss_C3: without D, with D enlarged, and with the mixtures fitted again to that."""
+    without = with_losses(learner, replace(state, offsets_CSQ=torch.zeros_like(D_CSQ)), data)
+    split = with_losses(learner, replace(state, offsets_CSQ=ENLARGED * D_CSQ), data)
+    fitted = refit(learner, split, data, REFIT_STEPS, key)
+    return torch.stack([one.loss_C.to(D_CSQ) for one in (without, split, fitted)], 1)
 
 
 def groups(state: State, data: Block) -> Iterator[tuple[int, list[int], State]]:
@@ -75,7 +108,11 @@ def with_losses(learner: Learner, state: State, data: Block) -> State:
     for S, rows, own in groups(state, data):
         split = learner.split(S)
         losses_CSE[rows, :S] = split.cluster_losses(joined(split, own), data.select(rows))
-    state = replace(state, losses_CSE=losses_CSE)
+    return with_likelihood(replace(state, losses_CSE=losses_CSE), data)
+
+
+def with_likelihood(state: State, data: Block) -> State:
+    """Return the state with the assignment and the likelihood that follow from its losses."""
     joint_CSE = log_joint(state)
     loss_CE = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0)
     return replace(
