@@ -179,6 +179,7 @@ def test_run_that_diverges_ends_with_an_alarm(method, tmp_path):
         ({"training": {"lr": 9.0, "head_rate": 1e9}}, "training.lr or training.head_rate"),
         ({"training": {"weight_decay": 1e9}}, "training.weight_decay"),
         ({"training": {"weight_decay": 0.001}}, "training.lr"),
+        ({"training": {"schedule": "cosine"}}, "training.lr"),
     ],
 )
 def test_divergence_advice_names_the_rates_that_were_raised(changes, advice):

@@ -124,7 +124,7 @@ def divergence_advice(config: ExperimentConfig) -> str:
         for key, value in {**training, **method}.items()
         if RATE.search(key) and isinstance(value, float) and value > (usual.get(key) or 0.0)
     ]
-    if config.training.weight_decay * config.training.rate(1) > 1:  # a step overshoots zero
+    if config.training.weight_decay * config.training.first_rate > 1:  # a step overshoots zero
         raised.append("training.weight_decay")
     return f"try a smaller {' or '.join(raised or ['training.lr'])}."
 
