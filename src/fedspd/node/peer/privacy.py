@@ -82,7 +82,7 @@ class NodePrivacy(Accounts):
                 f"({ledger['data']['examples']} examples then, {data['examples']} now); expected "
                 "the same data. Give them, or start in another folder with --state."
             )
-        if ledger["key"] != hashlib.sha256(self._secret).hexdigest():
+        if ledger.get("key") != hashlib.sha256(self._secret).hexdigest():
             raise self._lost_secret()
         return ledger
 
