@@ -1,8 +1,10 @@
-"""What the TLS front costs: calls and models through it, and through gRPC's own TLS.
+"""What a node's own sockets cost: calls and models through its TLS front and its outlets.
+
+They stand beside gRPC's own TLS.
 
     python benchmarks/tls_front.py
 
-Server and client are two processes of this machine. Both ways alternate, and the best of each
+Server and client are two processes of this machine. The ways alternate, and the best of each
 counts, so that other work on the machine disturbs the ratio less.
 """
 
@@ -21,9 +23,10 @@ import torch
 
 from fedspd.config import validate
 from fedspd.node.host.provisioning import create
+from fedspd.node.identity.certificates import host_name
 from fedspd.node.identity.credentials import Credentials
 from fedspd.node.identity.manifest import Manifest
-from fedspd.node.wire.grpc_transport import GrpcTransport
+from fedspd.node.wire.grpc_transport import CLIENT_OPTIONS, GrpcTransport
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
 
 REPEATS, HELLOS, FETCHES = 3, 200, 6
@@ -47,8 +50,17 @@ class Node:
     def handle_mute(self, neighbour: str) -> None: ...
 
 
-class DirectTransport(GrpcTransport):
-    """The transport without the front, as it was before: gRPC terminates TLS."""
+class FrontTransport(GrpcTransport):
+    """The transport without outlets: gRPC calls the neighbour's address itself."""
+
+    async def _open_channel(self, neighbour: str, address: str) -> Any:
+        name = host_name(self.manifest.network, neighbour)
+        options = [*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", name)]
+        return grpc.aio.secure_channel(address, self.tls.channel_credentials, options=options)
+
+
+class DirectTransport(FrontTransport):
+    """The transport without the front, too: gRPC terminates TLS."""
 
     def _bind(self) -> None:
         own = Credentials.load(self.bundle)
@@ -63,13 +75,15 @@ class DirectTransport(GrpcTransport):
                 yield frame
 
 
-def serve(bundle: Path, is_direct: bool, pipe: Connection) -> None:
+WAYS = {"gRPC": DirectTransport, "front": FrontTransport, "front and outlets": GrpcTransport}
+
+
+def serve(bundle: Path, way: str, pipe: Connection) -> None:
     """Run node a until the pipe says something; send the processor seconds that it took."""
 
     async def live() -> None:
-        kind = DirectTransport if is_direct else GrpcTransport
         manifest = Manifest.load(bundle / "manifest.json")
-        transport = kind(manifest, bundle, bundle.name)
+        transport = WAYS[way](manifest, bundle, bundle.name)
         transport.bundle = bundle
         await transport.start(Node(manifest))
         started = time.process_time()
@@ -82,10 +96,13 @@ def serve(bundle: Path, is_direct: bool, pipe: Connection) -> None:
     asyncio.run(live())
 
 
-async def measure(bundle: Path) -> tuple[float, float]:
-    """Return the median seconds of a hello, and the best bytes per second of a fetch."""
+async def measure(bundle: Path, way: str) -> tuple[float, float, float]:
+    """Return the median seconds of a hello, the best bytes per second of a fetch, the caller's CPU.
+
+    The last is processor seconds of all calls.
+    """
     manifest = Manifest.load(bundle / "manifest.json")
-    transport = GrpcTransport(manifest, bundle, bundle.name)
+    transport, began = WAYS[way](manifest, bundle, bundle.name), time.process_time()
     hello, seconds = Hello(manifest.agreement, 1, "host:1"), []
     for _ in range(HELLOS):
         started = time.perf_counter()
@@ -97,25 +114,25 @@ async def measure(bundle: Path) -> tuple[float, float]:
         await transport.fetch("a", Request(1, 0, (0,), manifest.size, True), 60)
         fetches.append(4 * manifest.size / (time.perf_counter() - started))
     await transport.stop()
-    return statistics.median(seconds[1:]), max(fetches)
+    return statistics.median(seconds[1:]), max(fetches), time.process_time() - began
 
 
-def play(network: Path, is_direct: bool) -> tuple[float, float, float]:
-    """Return the latency, the throughput and the server's processor seconds."""
+def play(network: Path, way: str) -> tuple[float, float, float, float]:
+    """Return the latency, the throughput and the processor seconds of caller and server."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    server = context.Process(target=serve, args=(network / "nodes" / "a", is_direct, there))
+    server = context.Process(target=serve, args=(network / "nodes" / "a", way, there))
     server.start()
     here.recv()
-    latency, throughput = asyncio.run(measure(network / "nodes" / "b"))
+    found = asyncio.run(measure(network / "nodes" / "b", way))
     here.send("stop")
     seconds = here.recv()
     server.join()
-    return latency, throughput, seconds
+    return *found, seconds
 
 
 def main() -> None:
-    """Print both ways and their ratio."""
+    """Print all ways, and their ratio to gRPC."""
     torch.set_num_threads(1)
     with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
         ports = [each.getsockname()[1] for each in (a, b)]
@@ -125,13 +142,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "plant"
         create(config, network, addresses=addresses, example=((1, 28, 28), 10))
-        runs = [(play(network, True), play(network, False)) for _ in range(REPEATS)]
-    direct, front = zip(*runs, strict=True)
+        runs = [[play(network, way) for way in WAYS] for _ in range(REPEATS)]
     for i, (what, unit, best) in enumerate(
-        (("hello", 1e3, min), ("model", 1e-6, max), ("processor of the server", 1.0, min))
+        (
+            ("hello (ms)", 1e3, min),
+            ("model (MB/s)", 1e-6, max),
+            ("processor of the caller (s)", 1.0, min),
+            ("processor of the server (s)", 1.0, min),
+        )
     ):
-        old, new = (unit * best(run[i] for run in side) for side in (direct, front))
-        print(f"{what}: gRPC {old:.2f}, front {new:.2f}, ratio {new / old:.2f}")
+        found = [unit * best(run[w][i] for run in runs) for w in range(len(WAYS))]
+        cells = [
+            f"{way} {value:.2f} ({value / found[0]:.2f})"
+            for way, value in zip(WAYS, found, strict=True)
+        ]
+        print(f"{what}: {', '.join(cells)}")
 
 
 if __name__ == "__main__":

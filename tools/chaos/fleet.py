@@ -16,6 +16,13 @@ from fedspd.config import ExperimentConfig
 from fedspd.node.host import provisioning
 
 PROGRAM = "from fedspd.cli.main import main; main()"
+# A process that has loaded all modules, says so by a file, and begins when its input says so.
+STANDBY = """\
+import pathlib, sys
+import fedspd.node.host.start
+pathlib.Path({mark!r}).touch()
+sys.stdin.readline() or sys.exit()
+"""
 POLL_SECONDS = 0.05  # between two reads of the journals
 TIMEOUT_SECONDS = 600.0  # for any event: far more than any machine needs
 Json = dict[str, Any]
@@ -51,6 +58,7 @@ class FleetNode:
     program: str = PROGRAM
     environment: Mapping[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
+    standby: "subprocess.Popen[bytes] | None" = None  # the process after a restart
     bytes_read: int = 0  # of the journal
     uncommitted: bytes = b""  # lines after the checkpoint, which a restarted node removes
 
@@ -64,21 +72,45 @@ class FleetNode:
 
     def start(self) -> None:
         """Start the node's process."""
+        self.process = self._launch(self.program, subprocess.DEVNULL)
+
+    def prepare_restart(self) -> None:
+        """Load the process that is to follow, and wait until it is ready."""
+        mark = self.bundle / "loaded"
+        program = STANDBY.format(mark=str(mark)) + self.program
+        self.standby = self._launch(program, subprocess.PIPE)
+        while not mark.exists():
+            if self.standby.poll() is not None:
+                raise StuckError(f"the second process of {self.name} ended before it began")
+            time.sleep(POLL_SECONDS)
+
+    def _launch(self, program: str, stdin: int) -> "subprocess.Popen[bytes]":
         namespace = self.host.namespace
         enter = ["ip", "netns", "exec", namespace] if namespace else []
         options = ["--bundle", str(self.bundle), "--listen", self.host.listen]
-        command = [*enter, sys.executable, "-c", self.program, "node", "run", *options]
+        command = [*enter, sys.executable, "-c", program, "node", "run", *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
         with open(self.bundle / "log.txt", "ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
-            )
+            return subprocess.Popen(command, stdout=log, stderr=log, stdin=stdin, env=environment)
 
     def restart(self) -> None:
         """Start the process again, and expect the journal to go on from its last checkpoint."""
         self.bytes_read = len(self.read_committed())
         self.uncommitted = self.read_journal(self.bytes_read)
-        self.start()
+        if self.standby is None:
+            self.start()
+            return
+        self.process, self.standby = self.standby, None
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.close()
+
+    def end(self) -> None:
+        """Kill all processes."""
+        for process in (self.process, self.standby):
+            if process is not None:
+                process.kill()
+                process.wait()
 
     def read_new_events(self) -> list[Json]:
         """Return the complete lines since the last call."""
@@ -127,9 +159,7 @@ class Fleet:
 
     def __exit__(self, *_: Any) -> None:
         for node in self.nodes.values():
-            if node.process is not None:
-                node.process.kill()
-                node.process.wait()
+            node.end()
 
     @property
     def is_running(self) -> bool:

@@ -217,6 +217,27 @@ def test_examples_that_nobody_has_count_as_a_hundred_times_the_own_ones(tmp_path
         assert protocol._limit_weights(said).weights == (100 * 30,)
 
 
+class ClaimsExamples(Lie):
+    """An insider that says how many examples are behind its models."""
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        return replace(truth, weights=(1e308,))
+
+
+def test_mean_weighs_no_neighbour_by_more_examples_than_that(tmp_path: Path) -> None:
+    pair = Graph.from_edges(2, [(0, 1)], "examples")
+    with peers_of({"n1": ClaimsExamples()}, pair, tmp_path, rounds=1) as peers:
+        build, seen = peers[0]._build_neighbourhood, []
+
+        def watch(exchange: Any, answers: dict[str, Any]) -> Any:
+            seen.extend(answer.announcement.weights for answer in answers.values())
+            return build(exchange, answers)
+
+        peers[0]._build_neighbourhood = watch  # type: ignore[method-assign]
+        run(peers[:1], peers[1:])
+        assert seen == [(100 * 30,)]
+
+
 def test_only_a_newcomer_gets_all_models(tmp_path: Path) -> None:
     with peers_of({}, COMPLETE, tmp_path) as peers:
         protocol = peers[0].protocol
