@@ -20,6 +20,8 @@ demo: $(INSTALLED)  ## five methods on clients that label digits differently, no
 
 # one thread for each of the two test processes
 test test-long coverage: export OMP_NUM_THREADS = 1
+# an empty value is none: a command that a test starts finds the package compiled
+test test-long coverage: export PYTHONDONTWRITEBYTECODE =
 
 test: $(INSTALLED)  ## linters, types, import contracts and the tests
 	$(BIN)/ruff check
