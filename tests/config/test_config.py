@@ -336,5 +336,6 @@ def test_override_of_another_method_is_refused():
 
 def test_exchange_only_takes_names_from_the_command_line():
     assert load(overrides=["exchange.only=0,2.norm"]).exchange.only == ["0", "2.norm"]
+    assert load(overrides=["exchange.only=2"]).exchange.only == ["2"]
     with pytest.raises(ConfigError, match=r"exchange\.only"):
         validate({"exchange": {"only": []}})

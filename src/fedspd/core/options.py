@@ -14,5 +14,10 @@ class Options(BaseModel):
 
 
 def split_names(value: Any) -> Any:
-    """Return the names of a text such as macro_f1,auc, which the command line gives."""
+    """Return the names of a text such as macro_f1,auc, which the command line gives.
+
+    Modules of nn.Sequential have numbers, so that one alone arrives as an integer.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [str(value)]
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
