@@ -3,10 +3,8 @@
 Only the last round is evaluated, and it is not timed.
 """
 
-import time
-
 import torch
-from workload import WORKLOAD, data, report
+from workload import WORKLOAD, RoundEnd, data, end_round, report
 
 import fedspd
 
@@ -15,10 +13,10 @@ class RoundClock(fedspd.Callback):
     """The callback that notes the end of each round."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.ends: list[RoundEnd] = []
 
     def on_round(self, event: dict) -> None:
-        self.ends.append(time.perf_counter())
+        self.ends.append(end_round())
 
 
 def main() -> None:

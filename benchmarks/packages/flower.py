@@ -1,6 +1,5 @@
 """Flower's simulation: FedAvg over Ray, one client per core at a time, no evaluation."""
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,12 +11,12 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from workload import WORKLOAD, data, report
+from workload import WORKLOAD, RoundEnd, data, end_round, report
 
 from fedspd.bench import plain
 
 client, server = ClientApp(), ServerApp()
-ends: list[float] = []
+ends: list[RoundEnd] = []
 
 
 class TimedFedAvg(FedAvg):
@@ -28,7 +27,7 @@ class TimedFedAvg(FedAvg):
         trained = sum(not answer.has_error() for answer in answers)
         assert trained == WORKLOAD.clients, f"only {trained} clients trained"
         result = super().aggregate_train(server_round, answers)
-        ends.append(time.perf_counter())
+        ends.append(end_round())
         return result
 
 

@@ -4,8 +4,6 @@ With torch's own threads, but one for the small model: its operators take micros
 that wait for each other take many times as long, above all on a busy machine.
 """
 
-import time
-
 import torch
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
@@ -15,18 +13,18 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
 from torch import nn
-from workload import WORKLOAD, data, report
+from workload import WORKLOAD, RoundEnd, data, end_round, report
 
 from fedspd.bench import plain
 
-ends: list[float] = []
+ends: list[RoundEnd] = []
 
 
 class RoundClock(FederationObserver):
     """The observer that notes the end of each round."""
 
     def end_round(self, round: int) -> None:
-        ends.append(time.perf_counter())
+        ends.append(end_round())
 
 
 def main() -> None:

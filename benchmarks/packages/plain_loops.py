@@ -1,9 +1,8 @@
 """Two plain torch loops, each over half of the clients; nothing is averaged."""
 
-import time
 from contextlib import ExitStack
 
-from workload import WORKLOAD, data, report
+from workload import WORKLOAD, data, end_round, report
 
 from fedspd.bench.training import plain_loop
 from fedspd.core.block import Block
@@ -18,7 +17,7 @@ def main() -> None:
         train = plain_loop(block, 2, stack, WORKLOAD.module, WORKLOAD.batch)
         for _ in range(WORKLOAD.rounds + 1):
             train()
-            ends.append(time.perf_counter())
+            ends.append(end_round())
     report("two plain loops", "torch", ends)
 
 

@@ -57,6 +57,16 @@ NOT_RUN = {
 }
 
 
+class Speed(NamedTuple):
+    """Examples per second by the clock, and per processor second of all processes."""
+
+    clock: float
+    processor: float
+
+    def __str__(self) -> str:
+        return f"{self.clock:,.0f} examples per second, {self.processor:,.0f} per processor second"
+
+
 class CallError(Exception):
     """A command that failed; the message is the reason."""
 
@@ -70,14 +80,14 @@ def main() -> None:
 
 def compare(workload: str, ready: list[Contestant], reasons: dict[str, str]) -> Table:
     """Return the table of a workload, on which all contestants took turns."""
-    speeds: dict[str, list[float]] = {contestant.name: [] for contestant in CONTESTANTS}
+    speeds: dict[str, list[Speed]] = {contestant.name: [] for contestant in CONTESTANTS}
     versions: dict[str, str] = {}
     for turn in range(1, TURNS + 1):
         for contestant in ready:
             name = contestant.name
             if name not in reasons:
                 measure(contestant, workload, speeds, versions, reasons)
-                result = reasons.get(name) or f"{speeds[name][-1]:,.0f} examples per second"
+                result = reasons.get(name) or str(speeds[name][-1])
                 show_progress(f"{workload}, turn {turn} of {TURNS}: {name}: {result}")
     return table(WORKLOADS[workload], speeds, versions, reasons)
 
@@ -124,7 +134,7 @@ def python(contestant: Contestant) -> str:
 def measure(
     contestant: Contestant,
     workload: str,
-    speeds: dict[str, list[float]],
+    speeds: dict[str, list[Speed]],
     versions: dict[str, str],
     reasons: dict[str, str],
 ) -> None:
@@ -132,7 +142,8 @@ def measure(
     script = Path(__file__).with_name(contestant.script)
     try:
         result = last_result(call(python(contestant), str(script), WORKLOAD=workload))
-        speeds[contestant.name].append(result["examples"] / result["seconds"])
+        seconds = result["seconds"], result["processor_seconds"]
+        speeds[contestant.name].append(Speed(*(result["examples"] / spent for spent in seconds)))
         versions[contestant.name] = result["version"]
     except CallError as error:
         reasons[contestant.name] = f"cannot be run: {error}"
@@ -168,21 +179,28 @@ def last_result(printed: str) -> dict[str, Any]:
 
 def table(
     workload: str,
-    speeds: dict[str, list[float]],
+    speeds: dict[str, list[Speed]],
     versions: dict[str, str],
     reasons: dict[str, str],
 ) -> Table:
-    title = f"{workload}: examples per second, medians of {TURNS} turns"
+    title = f"{workload}: examples per second and per processor second, medians of {TURNS} turns"
     shown = Table("", "version", title=title, title_justify="left")
-    for column in ("examples/s", "range of turns", "vs two plain loops", "fedspd is faster by"):
+    for column in ("by the clock", "turns", "fedspd over it", "by processor", "fedspd over it"):
         shown.add_column(column, justify="right")
-    medians = {name: median(turns) for name, turns in speeds.items() if name not in reasons}
+    medians = {
+        name: Speed(*map(median, zip(*turns, strict=True)))
+        for name, turns in speeds.items()
+        if name not in reasons
+    }
     for name, speed in medians.items():
-        turns = f"{min(speeds[name]):,.0f} to {max(speeds[name]):,.0f}"
-        loops = medians.get("two plain loops")
-        ratios = [speed / loops if loops else 0.0, medians.get("fedspd", 0.0) / speed]
-        row = (f"{speed:,.0f}", turns, *(f"{ratio:.2f}" for ratio in ratios))
-        shown.add_row(name, versions[name], *row)
+        clock = [turn.clock for turn in speeds[name]]
+        own = medians.get("fedspd", Speed(0.0, 0.0))
+        shown.add_row(
+            *(name, versions[name]),
+            *(f"{speed.clock:,.0f}", f"{min(clock):,.0f} to {max(clock):,.0f}"),
+            f"{own.clock / speed.clock:.2f}",
+            *(f"{speed.processor:,.0f}", f"{own.processor / speed.processor:.2f}"),
+        )
     for name, reason in reasons.items():
         shown.add_row(name, "", reason)
     return shown

@@ -2,13 +2,16 @@
 
 Both train the same module on the same random pixels with the same batches, in one process with one
 thread, with an allocator that keeps freed memory. Processor seconds count. A target is the gain by
-channels-last memory in a plain step.
+channels-last memory in a plain step, as once measured; the numbers of a row have that of this
+machine.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import NamedTuple
+
+import torch
 
 from fedspd.bench import plain
 from fedspd.bench.bfloat16 import CIFAR_SHAPE, TRAINING, make_block
@@ -51,17 +54,20 @@ def measure_convolutions(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     for name, case in CASES.items():
         data = make_block(CIFAR_SHAPE, min(size.examples, case.examples), clients=1)
         own_task = fedspd_task(Learner(case.factory, TRAINING), data)
-        tasks = [own_task, plain_task(case.factory, data, TRAINING)]
+        formats = torch.contiguous_format, torch.channels_last
+        loops = [plain_task(case.factory, data, TRAINING, layout) for layout in formats]
+        tasks = [own_task, *loops]
         turns = time_in_turns(tasks, size.turns)
         examples = data.width * TRAINING.epochs
-        own, loop = (examples / median(seconds) for seconds in zip(*turns, strict=True))
+        own, loop, ordered = (examples / median(seconds) for seconds in zip(*turns, strict=True))
         yield BenchmarkResult.from_turns(
             name,
             f"{case.what}: examples per processor second of local training over those of a plain "
             "torch loop",
-            [p / f for f, p in turns],
+            [p / f for f, p, _ in turns],
             case.target,
             at_least=True,
             fedspd=own,
             plain=loop,
+            channels_last=ordered,
         )

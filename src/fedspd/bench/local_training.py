@@ -2,6 +2,8 @@
 
 import time
 
+import torch
+
 from fedspd.bench import plain
 from fedspd.bench.results import TimedTask
 from fedspd.core.block import Block
@@ -24,9 +26,15 @@ def fedspd_task(learner: Learner, data: Block) -> TimedTask:
     return train
 
 
-def plain_task(factory: Factory, data: Block, training: TrainingOptions) -> TimedTask:
+def plain_task(
+    factory: Factory,
+    data: Block,
+    training: TrainingOptions,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> TimedTask:
     """Return a task that trains all clients with a plain loop."""
     module = factory()
+    module.to(memory_format=memory_format)  # type: ignore[call-overload]
     first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
     def train() -> float:
@@ -35,7 +43,8 @@ def plain_task(factory: Factory, data: Block, training: TrainingOptions) -> Time
             for client, x_E, y_E in zip(data.clients, data.x, data.y, strict=True):
                 module.load_state_dict(first)
                 order = KEY.of(client, "order").torch()
-                plain.train(module, x_E, y_E, order, training.batch, training.epochs)
+                images = x_E.contiguous(memory_format=memory_format) if x_E.ndim == 4 else x_E
+                plain.train(module, images, y_E, order, training.batch, training.epochs)
         return time.process_time() - started
 
     return train
