@@ -218,3 +218,5 @@ def test_tutorial_runs_from_own_data_to_a_report():
     assert [row["method"] for row in compared.rows()] == ["fedspd", "fedavg", "local"]
     assert (compared.folder / "report.html").exists()
     assert names["result"].summary["best_round"] >= 1
+    shown = compared.figures()["accuracy-by-round"]  # the last cell
+    assert shown._repr_png_().startswith(b"\x89PNG"), "a notebook shows it without pyplot"

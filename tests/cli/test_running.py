@@ -127,7 +127,7 @@ BAD = {
     ),
     "model too large": (
         ["model.hidden=100000000000"],
-        "model.name = 'mlp': it does not work on examples of shape (1, 8, 8)",
+        "model.name = 'mlp': its parameters do not fit into memory. Choose a smaller model.\n",
     ),
     "a module that is not there": (["model.name=nosuch:Net"], "No module named 'nosuch'"),
     "too many examples": (["data.examples=10000"], "data.examples = 10000"),

@@ -71,6 +71,12 @@ def test_one_population_without_skew_speaks_for_fedavg_and_split_is_no_rival():
     )
 
 
+def test_a_regression_has_no_label_prior():
+    targets = [own.float() for own in EVEN]
+    advice = advise(world(0.901, 0.9, 0.88, 0.7, ONE, 1), targets)
+    assert "fedavg fits these data (fedspd-split then is FedAvg): " in advice.sentence
+
+
 def test_populations_whose_heads_gain_nothing_are_one_population():
     advice = advise(world(0.901, 0.9, 0.88, 0.7, TWO, 1), EVEN)
     assert advice.method == "fedavg"

@@ -227,6 +227,17 @@ def test_run_with_newcomers_begun_by_one_engine_continues_on_the_other(
         assert parts == {"part-000000-000003.safetensors", "part-000003-000006.safetensors"}
 
 
+@pytest.mark.long
+def test_modules_that_stay_at_home_stay_there_on_ray(lab, local_ray):
+    def net(shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Linear(4, classes))
+
+    config = fedspd.load(overrides=[*SETTINGS, "rounds=2", "exchange.only=1"])
+    result = fedspd.run(config, model=net, engine="ray")
+    check_same(lab, result, fedspd.run(config, model=net, workers=2))
+    assert result.events()[0]["traffic"][0]["model_bytes"] == 4 * (64 * 4 + 4)
+
+
 # ---- what dies
 
 

@@ -114,7 +114,8 @@ def advise(runs: Sequence[Run], labels: Sequence[Tensor]) -> Advice | None:
     sureness = _sureness(method, signs, lead)
     words = _Words(runs, *next(iter(scores.values())).shape)
     reasons = [_spectrum_in_words(signs), _skew_in_words(signs), words.sharing(sharing)]
-    equally = f" ({SPLIT} then is FedAvg with a label prior)" if equal & set(scores) else ""
+    prior = "" if signs.skew is None else " with a label prior"  # a regression has no labels
+    equally = f" ({SPLIT} then is FedAvg{prior})" if equal & set(scores) else ""
     sentence = (
         f"{method} fits these data{equally}: {_enumerate(reasons)}. "
         f"{sureness}{words.evidence(signs, lead, rival)}."

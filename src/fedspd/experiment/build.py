@@ -258,6 +258,10 @@ def build_learner(
     except FedspdError:
         raise
     except Exception as error:
+        if _is_out_of_memory(error):
+            raise ConfigError(
+                f"{name}: its parameters do not fit into memory. Choose a smaller model."
+            ) from None
         raise ConfigError(
             f"{name}: it does not work on examples of shape {shape}, with {_reason(error)}"
         ) from error
@@ -273,6 +277,14 @@ def _check_augmentations(
             "[channels, height, width]. Leave it out."
         )
     return config.data.augment
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether torch had no room; on a CPU, it says so in words alone."""
+    words = "can't allocate memory", "Storage size calculation overflowed"
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        word in str(error) for word in words
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Parts of all figures: colours, sizes, panels, ticks and legends."""
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,14 +21,24 @@ WIDTH_INCHES = 5.0  # a column of a paper
 TEXT_POINTS, SMALL_POINTS = 9, 8
 LEGEND_LETTERS = 84  # in one line
 SAMPLE_LETTERS = 6  # width of the sample before each entry of the legend
+SHOWN_DPI = 110  # in a notebook
 DRAWN_AT_MOST = 300  # clients; of more, distributions are drawn
+
+
+class ShownFigure(Figure):
+    """A figure that a notebook shows; of others it does so only once pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=SHOWN_DPI)
+        return content.getvalue()
 
 
 def make_panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
     """Return a column-wide figure with its panels, two or three in a row."""
     columns = min(count, 2 if count == 4 else 3)
     rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH_INCHES, 1.0 + 2.0 * max(rows, 1.2)), layout="constrained")
+    figure = ShownFigure(figsize=(WIDTH_INCHES, 1.0 + 2.0 * max(rows, 1.2)), layout="constrained")
     figure.suptitle(title, fontsize=TEXT_POINTS)
     panels = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel().tolist()
     for axes in panels:

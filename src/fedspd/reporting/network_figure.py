@@ -23,6 +23,7 @@ from fedspd.reporting.figure_style import (
     TEXT_POINTS,
     WIDTH_INCHES,
     Points,
+    ShownFigure,
     add_legend,
     cluster_name,
     make_panels,
@@ -52,7 +53,7 @@ def draw_network(
     """
     if n > DRAWN_AT_MOST:
         return _draw_histograms(edges, mixtures, n, truth)
-    figure = Figure(figsize=(WIDTH_INCHES, WIDTH_INCHES), layout="constrained")
+    figure = ShownFigure(figsize=(WIDTH_INCHES, WIDTH_INCHES), layout="constrained")
     axes = figure.add_subplot(aspect="equal", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE))
     axes.set_axis_off()
     axes.set_title("Clients and their mixtures" if mixtures else "Clients", fontsize=TEXT_POINTS)
