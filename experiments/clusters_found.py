@@ -8,14 +8,16 @@ begin at 2000, where nothing was chosen.
 """
 
 import argparse
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from map_runs import MLP, SUMMARIES, WORLDS, Cell, Tree, cell, merge, read, run_missing
 
-FIRST_SEED, DEGREE, ROUNDS = 2000, 6, 4
+FIRST_SEED, ROUNDS = 2000, 4
 PATH = SUMMARIES / "clusters.json"
 SIZES = ((20, 300), (100, 60), (100, 20))
+DEGREES = (6, 3)
 THREE = {"mixture": "rotation", "rotations": [0, 90, 180], "shares": "pure"}
 RIGHT = {  # the number of clusters that is best: a body that has learnt absorbs two rotations
     "iid": 1,
@@ -40,19 +42,20 @@ def cells(seeds: int) -> Iterator[Cell]:
                 size = {"clients": clients, "data": {"examples": examples, "test_examples": 10}}
                 short = {"rounds": ROUNDS, "fedspd-split": {"final_epochs": 0}}
                 base = merge(MLP, {**size, **short, "training": {"lr": 0.1}})
-                for world in RIGHT:
-                    yield cell("clusters", base, data, world, DEGREE, seed, "fedspd-split")
+                for world, degree in itertools.product(RIGHT, DEGREES):
+                    yield cell("clusters", base, data, world, degree, seed, "fedspd-split")
 
 
 def table(records: Sequence[Tree]) -> list[str]:
     """Return the lines of the table: runs with the right number, and what the others found."""
-    heads = [f"{clients} x {examples}" for clients, examples in SIZES]
+    columns = list(itertools.product(SIZES, DEGREES))
+    heads = [f"{clients} x {examples}, degree {degree}" for (clients, examples), degree in columns]
     lines = [f"| world | right | {' | '.join(heads)} |", f"|---|--:|{'--:|' * len(heads)}"]
     for world, right in RIGHT.items():
         found = []
-        for clients, examples in SIZES:
-            size = {"world": world, "clients": clients, "examples": examples}
-            own = [r["clusters"] for r in records if size.items() <= r.items()]
+        for (clients, examples), degree in columns:
+            place = {"world": world, "clients": clients, "examples": examples, "degree": degree}
+            own = [r["clusters"] for r in records if place.items() <= r.items()]
             wrong = Counter(own) - Counter({right: len(own)})
             others = ", ".join(f"{count} x S = {S}" for S, count in sorted(wrong.items()))
             found.append(f"{len(own) - sum(wrong.values())} of {len(own)}" * bool(own))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import bytes_sent
 import centers
 import clusters_found
 import fedspd
@@ -165,11 +166,19 @@ def test_map_runs_what_is_missing_and_keeps_what_is_there(
 
 
 def test_table_of_clusters_counts_right_runs_and_names_the_others() -> None:
-    size = {"clients": 100, "examples": 20}
+    size = {"clients": 100, "examples": 20, "degree": 6}
     records = [{"world": "labellings, mixed", "clusters": S, **size} for S in (2, 2, 1, 3)]
     lines = clusters_found.table(records)
-    assert "| labellings, mixed | 2 |  |  | 2 of 4 (1 x S = 1, 1 x S = 3) |" in lines
+    assert "| labellings, mixed | 2 |  |  |  |  | 2 of 4 (1 x S = 1, 1 x S = 3) |  |" in lines
     assert lines[-1] == "Right in 2 of 4 runs."
     cells = list(clusters_found.cells(1))
-    assert len(cells) == 60
+    assert len(cells) == 120
     assert all(validate(one.config).method == "fedspd-split" for one in cells)
+
+
+def test_bytes_of_split_and_fedavg_are_counted_in_the_same_setting() -> None:
+    for world, _, more in bytes_sent.FORMS:
+        split = validate(bytes_sent.setting(world, "fedspd-split", {**bytes_sent.KEPT, **more}))
+        plain = validate(bytes_sent.setting(world, "fedavg", {}))
+        assert (split.method, plain.method) == ("fedspd-split", "fedavg")
+        assert (split.data, split.topology, split.rounds) == (plain.data, plain.topology, 30)
