@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from fedspd.algorithms import METHODS
+from fedspd.algorithms import METHODS, populations
 from fedspd.testing import Subject
 
 # Quick options that leave nothing out.
@@ -30,6 +30,15 @@ def load_example() -> ModuleType:
 
 CLASSES = {**METHODS, "ditto": load_example().Ditto}
 SUBJECTS = {name: Subject(cls, 2, OPTIONS.get(name, {})) for name, cls in CLASSES.items()}
+
+
+@pytest.fixture(autouse=True)
+def _few_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let FedSPD-Split exchange 4 times for a network mean: a coarse one keeps the contract, too.
+
+    For all tests here, since they share the reference runs of the subjects.
+    """
+    monkeypatch.setattr(populations, "EXCHANGES", 4)
 
 
 @pytest.fixture

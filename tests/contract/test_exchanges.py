@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from fedspd.algorithms import populations
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import CLUSTER_ID_BYTES, HEADER_BYTES
 from fedspd.engines.simulator import Simulator
@@ -112,7 +113,7 @@ def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
     (first, *search), *shared, picked = found
     assert first == (True, links, P)
     assert not any(is_model for is_model, _, _ in search)
-    sizes, exchanges = [size for _, _, size in search], 1 if server else 12
+    sizes, exchanges = [size for _, _, size in search], 1 if server else populations.EXCHANGES
     assert sizes.count(Q + 6 + 1) == exchanges  # the means of an update, with its moments
     assert sizes.count(Q - 3) == 5 * exchanges  # five iterations of one direction, without biases
     assert sizes.count(Q + 2) == exchanges  # the slope, with its moments

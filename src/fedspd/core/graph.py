@@ -88,7 +88,8 @@ class Graph:
 
     def neighbours(self, i: int) -> Ints:
         """Return the neighbours of client i, ascending."""
-        return np.setdiff1d(self.closed(i), [i], assume_unique=True)
+        closed = self.closed(i)
+        return closed[closed != i]
 
     def pairs(self, clients: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Return receiver_H and sender_H, ascending by receiver, then by sender.
