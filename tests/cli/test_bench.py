@@ -3,16 +3,14 @@
 import io
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from fedspd.bench.results import QUICK, BenchmarkResult
-from fedspd.bench.training import measure_difference
+from chaos.commands import Command
+from fedspd.bench.results import BenchmarkResult
 from fedspd.cli.bench import result_table
 from fedspd.core.precision import has_bfloat16
 
@@ -43,13 +41,9 @@ def measured_targets() -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def report() -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedspd", "bench", "--quick", "--json"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+def report(tmp_path_factory) -> dict:
+    done = Command(["bench", "--quick", "--json"], tmp_path_factory.mktemp("bench") / "log")
+    assert done.end() == 0, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = done.stdout.splitlines()
     return json.loads(line)
@@ -93,10 +87,9 @@ def test_bench_ratio_is_that_of_the_numbers_beside_it(report, name, over, under)
     assert row["ratio"] == pytest.approx(quotient, rel=0.01)
 
 
-def test_bench_round_and_start_contain_what_they_are_compared_with(report):
-    ratios = {row["name"]: row["ratio"] for row in report["rows"]}
-    assert ratios["round"] >= 1  # the passes are a part of the round
-    assert ratios["start"] > 1  # a run imports torch, too
+def test_bench_round_contains_the_passes_that_it_is_compared_with(report):
+    (row,) = [row for row in report["rows"] if row["name"] == "round"]
+    assert row["ratio"] >= 1
 
 
 def test_bench_reports_the_machine_and_the_size(report):
@@ -106,8 +99,7 @@ def test_bench_reports_the_machine_and_the_size(report):
 
 def test_bench_trains_the_same_parameters_on_both_sides(report):
     """Other batches, another learning rate or another pooling would differ by about 0.01."""
-    assert report["difference"] < 1e-12
-    assert report["difference"] == measure_difference(QUICK)
+    assert 0 < report["difference"] < 1e-12  # what rounding leaves
 
 
 def test_result_table_shows_ratio_turns_target_and_whether_it_is_met():

@@ -23,7 +23,7 @@ class BenchmarkSize:
 
 
 FULL = BenchmarkSize(clients=20, examples=300, turns=5, growth=(20, 200, 2000), wide=900)
-QUICK = BenchmarkSize(clients=4, examples=20, turns=1, growth=(20, 200), wide=90)
+QUICK = BenchmarkSize(clients=4, examples=10, turns=1, growth=(20, 200), wide=90)
 
 
 @dataclass(frozen=True)
