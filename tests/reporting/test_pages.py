@@ -10,6 +10,8 @@ from fedspd.reporting import html, tables
 from fedspd.reporting.pages import read_comparison, write_report
 from fedspd.storage.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 
 class Page(HTMLParser):
     """The tags of a page, its text, and the addresses that it refers to."""
@@ -32,6 +34,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_report_has_four_documents_and_a_page_that_needs_nothing_else(three_seeds, out):
     write_report(three_seeds, out, "fedspd")
     documents = {"report.html", "report.md", "report.csv", "report.json", "figures"}
@@ -85,6 +88,7 @@ def test_page_escapes_the_config(write_run, out):
     assert page.text.count(evil) > 3
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_page_is_the_same_for_the_same_records(write_run, tmp_path):
     folder = write_run("a")
     for out in ("one", "two"):
