@@ -89,7 +89,8 @@ class Graph:
     def neighbours(self, i: int) -> Ints:
         """Return the neighbours of client i, ascending."""
         closed = self.closed(i)
-        return closed[closed != i]
+        others: Ints = closed[closed != i]
+        return others
 
     def pairs(self, clients: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Return receiver_H and sender_H, ascending by receiver, then by sender.
