@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from chaos.virtual_time import run_instantly
+from fedspd.algorithms import populations
 from fedspd.algorithms.fedspd_split import FedSPDSplit
 from fedspd.algorithms.split_state import State
 from fedspd.core.block import Block
@@ -61,7 +62,10 @@ def build_model() -> nn.Module:
     ("clusters", "rule"),
     [(0, "uniform"), pytest.param(2, "median", marks=pytest.mark.long)],
 )
-def test_peers_that_split_equal_the_simulator_to_the_bit(clusters: int, rule: Any) -> None:
+def test_peers_that_split_equal_the_simulator_to_the_bit(
+    clusters: int, rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(populations, "EXCHANGES", 4)  # a coarse network mean is as equal
     plan, graph = build_plan(5, clusters=clusters), Graph.from_edges(N, RING, rule)
     assert run_peers(plan, graph, 5) == run(StrictEngine(plan), graph, last=5)
 
@@ -137,7 +141,7 @@ def assert_one_labelling(state: State) -> None:
 def test_node_away_during_search_or_split_joins_the_others(
     killed_at: tuple[int, int], back_at: tuple[int, int], tmp_path: Path
 ) -> None:
-    plant = Plant(build_plan(14, clusters=2, final_epochs=0), tmp_path)
+    plant = Plant(build_plan(10, clusters=2, final_epochs=0), tmp_path)
 
     async def kill_and_restart() -> None:
         others = [asyncio.create_task(plant.run(i)) for i in range(N) if i != 3]
@@ -152,7 +156,7 @@ def test_node_away_during_search_or_split_joins_the_others(
 
 
 def test_halves_that_split_apart_and_heal_end_with_one_labelling(tmp_path: Path) -> None:
-    plant = Plant(build_plan(14, clusters=2, final_epochs=0), tmp_path)
+    plant = Plant(build_plan(10, clusters=2, final_epochs=0), tmp_path)
 
     async def cut(sender: str, receiver: str, method: Any) -> None:
         if (sender < "n3") != (receiver < "n3"):
