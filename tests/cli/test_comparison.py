@@ -337,7 +337,7 @@ def test_option_of_a_method_that_does_not_run_is_refused(command, capsys, here):
     words = [command, *grid, "pfedme.lambda=3", *methods]
     assert execute(words) == 2
     printed = capsys.readouterr()
-    assert "pfedme.lambda = 3: an option of 'pfedme' only, and methods = " in printed.err
+    assert "pfedme.lambda = 3.0: an option of 'pfedme' only, and methods = " in printed.err
     assert printed.err.count("\n") == 1
     assert list(here.iterdir()) == []
 

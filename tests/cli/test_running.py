@@ -282,5 +282,11 @@ def test_run_that_diverges_ends_with_3(capsys, here):
 def test_override_of_another_method_is_rejected(capsys, here):
     assert execute(["run", "method=fedavg", "fedspd.warmup=3"]) == 2
     assert execute(["run", "method=fedavg", "options.mu=3"]) == 2
-    assert capsys.readouterr().err.count("Leave it out.\n") == 2
+    Path("a.toml").write_text("[fedspd]\nwarmup = 3\n")
+    assert execute(["run", "a.toml", "method=fedavg"]) == 2
+    assert execute(["network", "create", "a.toml", "method=fedavg"]) == 2
+    assert execute(["up", "a.toml", "method=fedavg"]) == 2
+    with pytest.raises(fedspd.FedspdError, match=r"^fedspd.warmup = 3: an option of 'fedspd' only"):
+        fedspd.run("a.toml")  # the default method is fedspd-split
+    assert capsys.readouterr().err.count("=default.\n") == 5
     assert not list(here.glob("runs/*"))

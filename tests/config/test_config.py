@@ -325,13 +325,23 @@ def test_table_without_options_says_so():
     assert rejection("ifca.foo=1") == "ifca.foo: unknown key; ifca has no options."
 
 
-def test_override_of_another_method_is_refused():
-    sentence = r"fedspd.warmup = 3: an option of 'fedspd' only, and method = 'fedavg'. Leave it out"
-    with pytest.raises(ConfigError, match=sentence):
-        check_used(["rounds=3", "fedspd.warmup=3"], ["fedavg"])
-    check_used(["options.mu=1"], ["a:B"])
-    check_used(["fedspd.warmup=3"], ["fedavg", "fedspd"])
-    check_used(["fedspd.warmup=default", "topology.degree=3"], ["fedavg"])
+def test_options_of_a_method_that_does_not_take_part_are_refused(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('method = "fedavg"\n[fedspd]\nwarmup = 3\n')
+    sentence = (
+        r"^fedspd.warmup = 3: an option of 'fedspd' only, and method = 'fedavg'. Leave it out, or "
+        r"unset it with fedspd.warmup=default\.$"
+    )
+    for config in (load(path), load(overrides=["method=fedavg", "fedspd.warmup=3"])):
+        with pytest.raises(ConfigError, match=sentence):
+            check_used(config, ["fedavg"])
+        check_used(config, ["fedavg", "fedspd"])
+    check_used(load(path, ["fedspd.warmup=default"]), ["fedavg"])
+    check_used(load(path, ["method=fedspd"]), ["fedavg", "local"])
+
+
+def test_options_that_follow_from_privacy_are_nobodys_choice():
+    check_used(load(overrides=["method=fedavg", "privacy.epsilon=8"]), ["fedavg"])
 
 
 def test_exchange_only_takes_names_from_the_command_line():

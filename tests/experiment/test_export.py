@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -50,6 +51,21 @@ def test_pt2_predicts_as_the_client_does(run, tmp_path):
     check_inputs(extra["fedspd"])
     x = run.experiment.plan.test.x[1]
     torch.testing.assert_close(program.module()(x), run.predict(1, x))
+
+
+def test_file_has_the_scale_of_the_clients_own_inputs(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(30, 9, (90, 4)).astype(np.float32), np.arange(90) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=np.arange(90) // 30)
+    data = {"name": str(tmp_path / "own.npz"), "scale": "standard"}
+    scaled = fedspd.run({**TINY, "data": data}, out=tmp_path / "run")
+    export(scaled, tmp_path / "m.pt2")
+    extra = {"fedspd": ""}
+    program = torch.export.load(tmp_path / "m.pt2", extra_files=extra)
+    scaling = json.loads(extra["fedspd"])["input"]["scaling"]
+    assert scaling["formula"] == "(x - mean) / std"
+    inputs = (torch.from_numpy(x) - torch.tensor(scaling["mean"])) / torch.tensor(scaling["std"])
+    torch.testing.assert_close(program.module()(inputs), scaled.predict(1, x))
 
 
 @pytest.mark.long

@@ -44,7 +44,7 @@ def compare(
     base = load(path, overrides)
     folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
     chosen, grid = choose_methods(methods, base)
-    check_used(overrides, chosen)
+    check_used(base, chosen)
     jobs = list_jobs(base, chosen, seeds, grid)
     _run(jobs, folder, workers, base.method, as_json)
 
@@ -68,7 +68,7 @@ def sweep(
     base = load(path, overrides)
     folder = out or new_folder(f"sweep-{Path(base.data.name).stem}")
     chosen, grid = choose_methods(methods, base, grid)
-    check_used(overrides, chosen)
+    check_used(base, chosen)
     jobs = list_jobs(base, chosen, seeds, grid)
     _run(jobs, folder, workers, base.method, as_json)
 
@@ -86,7 +86,7 @@ def advise(settings: list[str], workers: int, as_json: bool) -> None:
     """Train a few methods for a few rounds, and say which one fits the data."""
     path, overrides = split_arguments(settings)
     base = advice.shorten(load(path, overrides))
-    check_used(overrides, advice.METHODS)
+    check_used(base, advice.METHODS)
     jobs = list_jobs(base, advice.METHODS, 1, choose_methods(None, base)[1])
     with (
         tempfile.TemporaryDirectory(prefix="fedspd-") as temporary,

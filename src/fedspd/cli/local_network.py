@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedspd.cli.running import new_folder
-from fedspd.config import ExperimentConfig, as_dict, load, split_arguments, validate
+from fedspd.config import ExperimentConfig, as_dict, check_used, load, split_arguments, validate
 from fedspd.core.scores import ACCURACY, main_score
 from fedspd.node.host import local_network
 from fedspd.node.host.local_network import Listener, NodeProcess
@@ -41,6 +41,7 @@ def up(settings: list[str], nodes: int | None, out: Path | None, as_json: bool) 
 def _open_network(settings: list[str], nodes: int | None, folder: Path) -> ExperimentConfig:
     """Return the config of a new network, or of the one in the folder."""
     config = load(*split_arguments(settings))
+    check_used(config, [config.method])
     if nodes is not None:
         config = validate({**as_dict(config), "clients": nodes})
     if not (folder / "network.json").exists():

@@ -66,12 +66,14 @@ def create(
     ] = False,
 ) -> None:
     """Create a network: its certificate authority, and a bundle for each device."""
-    from fedspd.config import load
+    from fedspd.config import check_used, load
     from fedspd.node.host import provisioning
     from fedspd.node.host.addresses import read_addresses
 
+    agreed = load(config, values or [])
+    check_used(agreed, [agreed.method])
     manifest = provisioning.create(
-        load(config, values or []),
+        agreed,
         out,
         names=names.split(",") if names else None,
         addresses=read_addresses(addresses) if addresses else None,

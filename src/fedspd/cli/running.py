@@ -96,8 +96,8 @@ def export(run: Path, client: int, to: Path) -> None:
     result = open_folder(run)
     if not isinstance(result, Result):
         raise ConfigError(f"'{run}': a comparison; expected the folder of one of its runs.")
-    plan = result.experiment.plan
-    save_model(result.model(client), tuple(plan.train.x[0].shape[1:]), plan.learner.dtype, to)
+    federation, dtype = result.experiment.federation, result.experiment.plan.learner.dtype
+    save_model(result.model(client), federation.shape, dtype, to, federation.scale(client))
     if note := privacy_note(result.experiment.config, client in silent_clients(result.folder)):
         print(note, file=sys.stderr)
     print(f"Model of client {client}: {to}")
@@ -129,7 +129,7 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
 def _load(settings: list[str]) -> ExperimentConfig:
     path, overrides = split_arguments(settings)
     config = load(path, overrides)
-    check_used(overrides, [config.method])
+    check_used(config, [config.method])
     return config
 
 

@@ -9,7 +9,12 @@ from pydantic import PydanticUserError, ValidationError
 
 from fedspd.algorithms import METHODS
 from fedspd.config.messages import as_json, error_message
-from fedspd.config.schema import CustomMethodOptions, ExperimentConfig, method_table
+from fedspd.config.schema import (
+    METHOD_TABLES,
+    CustomMethodOptions,
+    ExperimentConfig,
+    method_table,
+)
 from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.imports import load_object, options_table
@@ -50,30 +55,43 @@ def _plain(value: Any, key: str = "") -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def check_used(overrides: Sequence[str], methods: Sequence[str]) -> None:
-    """Refuse overrides that are options of methods that do not run: they would change nothing.
+def check_used(config: ExperimentConfig, methods: Sequence[str]) -> None:
+    """Refuse options of methods that do not take part: they would change nothing.
 
-    In a file, such options are those of that method whenever it runs.
+    It does not matter whether a file, the command line or Python gave them. Those at their default
+    are those of nobody. The config's own method takes part in everything.
     """
-    used = {options_table(method) for method in methods}
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        table, dot, _ = key.partition(".")
-        if dot and table in {*METHODS, "options"} - used and not override.endswith("=default"):
-            raise _unused(override.replace("=", " = ", 1), table, methods)
+    used = {options_table(method) for method in (*methods, config.method)}
+    for table in sorted({*METHODS, "options"} - used):
+        for name, value in _chosen(config, table).items():
+            raise _unused(f"{table}.{name}", value, table, methods)
 
 
 def check_custom_options(config: ExperimentConfig) -> None:
     """Refuse the table `options` for a method that has a table of its own."""
     for name, value in config.options.model_dump().items():
         if config.method in METHODS:
-            raise _unused(f"options.{name} = {as_json(value)}", "options", [config.method])
+            raise _unused(f"options.{name}", value, "options", [config.method])
 
 
-def _unused(given: str, table: str, methods: Sequence[str]) -> ConfigError:
+def _chosen(config: ExperimentConfig, table: str) -> dict[str, Any]:
+    """Return the options in a method's table that neither are defaults nor follow from privacy."""
+    options: dict[str, Any] = getattr(config, table).model_dump(by_alias=True)
+    if table == "options":
+        return options
+    defaults = METHOD_TABLES[table]().model_dump(by_alias=True)
+    if config.privacy.is_on:
+        defaults |= private_options(table, METHODS[table], {})
+    return {name: value for name, value in options.items() if value != defaults[name]}
+
+
+def _unused(key: str, value: Any, table: str, methods: Sequence[str]) -> ConfigError:
     owner = "a method given as module:Class" if table == "options" else f"'{table}'"
     named = f"method = '{methods[0]}'" if len(methods) == 1 else f"methods = {', '.join(methods)}"
-    return ConfigError(f"{given}: an option of {owner} only, and {named}. Leave it out.")
+    return ConfigError(
+        f"{key} = {as_json(value)}: an option of {owner} only, and {named}. Leave it out, or unset "
+        f"it with {key}=default."
+    )
 
 
 def without_other_methods(tree: Mapping[str, Any], method: str) -> dict[str, Any]:

@@ -118,10 +118,15 @@ class Federation:
         """The shape of one example."""
         return tuple(self.train.x.shape[1:])
 
+    def scale(self, client: int) -> dict[str, Any] | None:
+        """Return the mean and the standard deviation of the client's inputs, if they are scaled."""
+        found: dict[str, Any] | None = self.description["clients"][client].get("scale")
+        return found
+
     def inputs(self, client: int, x: Any) -> Tensor:
         """Return a caller's examples as the inputs of this client's model."""
         values = as_inputs(x, self.shape)
-        scale = self.description["clients"][client].get("scale")
+        scale = self.scale(client)
         if scale is None:
             return values
         mean, std = (np.reshape(scale[name], self.shape) for name in ("mean", "std"))

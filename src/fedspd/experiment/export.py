@@ -1,13 +1,14 @@
 """A model as a file for other programs: ONNX, torch's exported program, or its weights alone.
 
-Every file says which inputs the model takes: their shape, their type, and that bytes of images
-become x / 127.5 - 1 first.
+Every file says which inputs the model takes: their shape, their type, and what is done to them
+first: bytes of images become x / 127.5 - 1, and with data.scale = "standard", inputs become
+(x - mean) / std with the client's own numbers.
 """
 
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,21 @@ def check_target(to: Path) -> None:
         raise ConfigError(f"--to {to}: there is no folder '{to.parent}'. Create it first.")
 
 
-def save_model(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, to: Path) -> None:
-    """Write the model, in the format that the name of the file asks for."""
+def save_model(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    to: Path,
+    scale: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the model, in the format that the name of the file asks for.
+
+    scale   `mean` and `std` of each of the client's inputs, if they were scaled by them
+    """
     x = torch.zeros(2, *shape, dtype=dtype)
     name = str(dtype).removeprefix("torch.")
-    about = json.dumps({"input": {"shape": list(shape), "dtype": name, "scaling": SCALING}})
+    scaling = SCALING if scale is None else {"formula": "(x - mean) / std", **scale}
+    about = json.dumps({"input": {"shape": list(shape), "dtype": name, "scaling": scaling}})
     with disk_errors_of(to):
         if to.suffix == ".onnx":
             _save_onnx(module, x, to, about)

@@ -93,7 +93,7 @@ class Result:
         return runner.plan.algorithm.predict(runner.plan.learner, runner.state, [inputs])[0]
 
     def model(self, client: int) -> nn.Module:
-        """Return the client's personalised model as an ordinary module."""
+        """Return the client's personalised model as an ordinary module, for inputs as scaled."""
         module = self._runner(client).personal_model()
         if module is None:
             raise ConfigError(

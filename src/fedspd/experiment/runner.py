@@ -13,6 +13,7 @@ from typing import Any
 from fedspd.config import (
     ExperimentConfig,
     as_dict,
+    check_used,
     load,
     validate,
     without_other_methods,
@@ -79,6 +80,8 @@ def run(
     folder = Path(temporary.name if temporary else str(out))
     given = None if resume and config is None else as_config(config)
     settings = resumed_config(folder, given) if resume else as_config(config)
+    if isinstance(config, str | Path):
+        check_used(settings, [settings.method])
     check_callbacks(callbacks)
     with engine_factory(engine, workers, address) as make_engine, ExitStack() as shown:
         experiment = build_experiment(settings, data, model)
