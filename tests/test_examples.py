@@ -160,6 +160,7 @@ def test_plant_clients_learn_from_one_another(tmp_path):
     assert summary["accuracy"]["mean"] > alone["accuracy"]["mean"] + 0.05
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_own_function_is_found_in_the_current_folder(tmp_path):
     shutil.copy(EXAMPLES / "own_function.py", tmp_path)
     summary = run_config("own_function", tmp_path)
@@ -203,7 +204,8 @@ def test_mnist_trains_on_the_real_data(tmp_path):
     assert summary["accuracy"]["mean"] > 0.5  # guessing: 10 %
 
 
-def test_tutorial_runs_from_own_data_to_a_report():
+@pytest.mark.usefixtures("blank_figures")
+def test_tutorial_runs_from_own_data_to_a_report(monkeypatch):
     """The cells in order, in one namespace, as a notebook runs them."""
     import json
 
@@ -219,4 +221,5 @@ def test_tutorial_runs_from_own_data_to_a_report():
     assert (compared.folder / "report.html").exists()
     assert names["result"].summary["best_round"] >= 1
     shown = compared.figures()["accuracy-by-round"]  # the last cell
+    monkeypatch.undo()  # a real figure
     assert shown._repr_png_().startswith(b"\x89PNG"), "a notebook shows it without pyplot"

@@ -9,6 +9,8 @@ from torch import nn
 import fedspd
 from fedspd.core.errors import ConfigError, StorageError
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
