@@ -3,6 +3,7 @@
 python tools/paper_page.py
 """
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments" / "paper"
 IMAGES = ROOT / "docs" / "images"
 SCALES: tuple[ScaleName, ...] = ("small", "paper")
+WIDTH = 100  # columns of prose
 DOTS_PER_INCH = 90  # keeps a figure below 100 kB
 FINDINGS = FOLDER / "findings.md"
 
@@ -41,7 +43,17 @@ def page(records: Records) -> str:
         "## Theory",
         *_theory(records.out),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n".join(map(_wrap, "\n\n".join(parts).split("\n"))) + "\n"
+
+
+def _wrap(line: str) -> str:
+    """Break a line of prose that is too long; tables, headings and images stay as they are."""
+    if line.startswith(("|", "#", "![")):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 # ---- experiments
