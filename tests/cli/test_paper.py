@@ -243,7 +243,7 @@ def test_wrong_experiment_file_is_explained(old, new, sentence, own, capsys):
         (["table-dfl", "--scale", "smal"], "--scale smal: unknown scale; did you mean 'small'?"),
         (["table-dfl", "--reading", "txt"], "--reading txt: unknown reading; did you mean 'text'?"),
         (["table-dfl", "fig", "x"], "table-dfl fig x: too many words"),
-        (["show"], "show: which one? Expected 'show EXPERIMENT', such as table-dfl."),
+        (["show"], "show: no experiment; expected one, such as 'show table-dfl'."),
         (["teory"], "'teory': unknown experiment; did you mean 'theory'?"),
         (["table-dfl", "--engine", "rya"], "engine = 'rya': unknown engine; did you mean 'ray'?"),
         (["table-dfl", "--address", "auto"], "address = 'auto': only engine = 'ray' has an addr"),

@@ -84,7 +84,7 @@ NOT_FINITE[4, 1] = np.nan
             r"y_train: shape \(10, 1, 1\); expected regression targets",
         ),
         ((NOT_FINITE, Y), "x_train: a value of example 4, in column 1, is not finite"),
-        ((np.zeros((30, 1)), np.arange(30)), "y: 30 different labels among 30 examples are hardly"),
+        ((np.zeros((30, 1)), np.arange(30)), "y: 30 different labels among 30 examples; expected"),
         ((X, np.zeros((10, 2), int)), r"y: shape \(10, 2\); expected one class label"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "x_train: rows of several lengths"),
         ((X, [None, *Y[1:]]), "y_train: a value of example 0 is not finite"),

@@ -151,8 +151,8 @@ def test_disk_that_is_full_before_the_start_is_reported(lab, small_disk):
     run = lab.start("run", *lab.tiny, ROUNDS, "clients=200", "data.examples=2", "--out", out)
     assert run.end() == 2
     assert run.stderr == (
-        f"fedspd: The folder '{out}' could not be written (the disk is full): "
-        "put that right, then start the run again.\n"
+        f"fedspd: '{out}': the folder could not be written (the disk is full). "
+        "Fix the cause, then start the run again.\n"
     )
     (small_disk / "fill").unlink()
     assert lab.start("run", *lab.tiny, "rounds=1", "--out", out).end() == 0
@@ -161,9 +161,9 @@ def test_disk_that_is_full_before_the_start_is_reported(lab, small_disk):
 def check_refused(run, out, reason):
     """One sentence that says what to do, and no traceback."""
     (sentence,) = [line for line in run.stderr.splitlines() if line.startswith("fedspd:")]
-    assert f"The folder '{out}' could not be written (" in sentence
+    assert f"'{out}': the folder could not be written (" in sentence
     assert reason in sentence
-    assert sentence.endswith("put that right, then resume the run.")
+    assert sentence.endswith("Fix the cause, then resume the run.")
     assert "Traceback" not in run.stderr
 
 

@@ -232,14 +232,14 @@ def test_save_in_threads_restores_matplotlibs_settings(tmp_path: Path) -> None:
 
 def test_save_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match=r"file/boxes\.png could not be written"):
+    with pytest.raises(StorageError, match=r"file/boxes\.png': the figure could not be written"):
         figure_files.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path / "file", "boxes")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_save_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     (tmp_path / "boxes.png").mkdir()  # a rename onto a folder fails, after the draft was written
-    with pytest.raises(StorageError, match=r"boxes\.png could not be written"):
+    with pytest.raises(StorageError, match=r"boxes\.png': the figure could not be written"):
         figure_files.save(figures.draw_client_boxes({"fedspd": [0.5]}), tmp_path, "boxes")
     assert [path.name for path in tmp_path.iterdir()] == ["boxes.png"]
 

@@ -393,9 +393,9 @@ def test_write_refused_by_the_disk_says_how_to_continue(run_folder, work, about,
     save(run_folder, 1)
     run_folder.unlock()
     sentence = _in_small_files(work, run_folder.folder)
-    assert sentence.startswith(f"The folder '{run_folder.folder}' could not be written (")
+    assert sentence.startswith(f"'{run_folder.folder}': the folder could not be written (")
     assert "File too large" in sentence
-    assert sentence.endswith(f"put that right, then {next_step}.")
+    assert sentence.endswith(f"Fix the cause, then {next_step}.")
     assert run_folder.latest()[1]["round"] == 1
     assert checkpoints(run_folder) == ["round-000001"]
     assert list(run_folder.events()) == [{"round": 1}]

@@ -12,9 +12,7 @@ app = typer.Typer(help="List, get and inspect datasets.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name a dataset of `fedspd data list`.")]
 AnyData = Annotated[
     str,
-    typer.Argument(
-        help="Name a dataset, or your own data: an .npz file, a folder of images, module:function."
-    ),
+    typer.Argument(help="Name a dataset, or custom data: a file, a folder or module:function."),
 ]
 Folder = Annotated[
     Path | None,

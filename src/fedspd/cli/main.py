@@ -165,7 +165,7 @@ def sweep(
     workers: Workers = DEFAULT_WORKERS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare methods at every point of a grid, as topology.degree=2,4,6, and write a report."""
+    """Compare methods at every point of a grid such as topology.degree=2,4,6; write a report."""
     from fedspd.cli import comparison
 
     comparison.sweep(settings or [], methods, seeds, out, workers, as_json)
@@ -281,7 +281,7 @@ def privacy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run will spend of its privacy, or has spent: by round and per neighbour."""
+    """Show the privacy budget that a run will spend, or has spent, by round and neighbour."""
     from fedspd.cli import privacy
 
     privacy.show(settings or [], as_json)

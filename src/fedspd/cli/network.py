@@ -54,7 +54,7 @@ def create(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="Set the shape of an example, as 1,28,28; default: from the data."),
+        typer.Option(help="Set the shape of an example, such as 1,28,28; default: from the data."),
     ] = None,
     classes: Annotated[
         int | None,

@@ -20,12 +20,10 @@ EXIT_CODES = (
     "2 the bundle, the data, a folder or the disk was rejected."
 )
 
-BundleFolder = Annotated[
-    Path, typer.Option(help="Use this bundle, which 'fedspd network create' wrote.")
-]
+BundleFolder = Annotated[Path, typer.Option(help="Use this bundle, which 'fedspd network' wrote.")]
 State = Annotated[
     Path | None,
-    typer.Option(help="Keep the journal in this folder; default: state/ in the bundle."),
+    typer.Option(help="Use the journal in this folder; default: state/ in the bundle."),
 ]
 Data = Annotated[
     str | None,

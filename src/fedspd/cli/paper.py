@@ -72,7 +72,7 @@ def paper(
         case []:
             list_experiments(machine.workers or DEFAULT_WORKERS, as_json)
         case ["show"] | ["show", "all"]:
-            raise ConfigError("show: which one? Expected 'show EXPERIMENT', such as table-dfl.")
+            raise ConfigError("show: no experiment; expected one, such as 'show table-dfl'.")
         case ["show", theory_report.NAME]:
             _show_theory(order)
         case ["show", name]:

@@ -116,8 +116,8 @@ def _numbered(classes: int) -> tuple[str, ...]:
 def _check_likely(names: Sequence[str], examples: int) -> None:
     if len(names) > max(LIKELY_CLASSES, examples // MIN_PER_CLASS):
         raise DataError(
-            f"y: {len(names)} different labels among {examples} examples are hardly classes. Pass "
-            "regression targets as floating-point numbers, or set loss = 'squared_error'."
+            f"y: {len(names)} different labels among {examples} examples; expected fewer classes. "
+            "Pass regression targets as floating-point numbers, or set loss = 'squared_error'."
         )
 
 

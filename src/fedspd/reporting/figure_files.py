@@ -39,7 +39,7 @@ def _save(figure: Figure, path: Path, kind: str) -> Path:
         with suppress(OSError):
             draft.unlink()
         raise StorageError(
-            f"The figure {path} could not be written: {error.strerror}; "
-            "make room or choose a folder that can be written."
+            f"'{path}': the figure could not be written ({error.strerror}). "
+            "Make room, or choose a folder that can be written."
         ) from error
     return path

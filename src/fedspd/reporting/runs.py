@@ -80,7 +80,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     runs = [run for folder, points in finished for run in _read_runs(folder, points)]
     if not runs:
         raise StorageError(
-            f"There is nothing to report: none of the {len(found)} runs is finished."
+            f"runs: none of the {len(found)} runs is finished; expected at least one. Resume one."
         )
     return runs, _explain_unfinished(unfinished)
 

@@ -92,7 +92,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = "the disk is full" if _is_disk_full(error) else str(error)
-        sentence = f"The folder '{folder}' could not be written ({reason}): put that right, then "
+        sentence = f"'{folder}': the folder could not be written ({reason}). Fix the cause, then "
         raise storage_error(error, f"{sentence}{_next_step(folder)}.") from None
 
 

@@ -243,7 +243,7 @@ def test_private_node_says_what_its_model_contains(
     privacy = {"noise": 2.0, "delta": 0.1, "rate": 1.0}
     bundle = train(tmp_path / "plant", "fedavg", privacy=privacy)
     assert "privacy planned: mechanism=gaussian unit=example clip=1 noise=2 " in caplog.text
-    assert "delta above 1 / examples: delta=0.1 examples=40" in caplog.text
+    assert "delta exceeded 1 / examples: delta=0.1 examples=40" in caplog.text
     to = tmp_path / "model.safetensors"
     assert "is covered by the budget" in str(export.export(bundle, to))
     assert execute(["privacy", str(bundle.folder)]) == 0

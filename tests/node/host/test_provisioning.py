@@ -163,7 +163,7 @@ REFUSED = {
         "holdout_clients = 2: peers join while the network runs",
     ),
     "bad name": ({}, {"names": ["a", "b", "C"]}, "name = 'C': not a node name"),
-    "two of a name": ({}, {"names": ["a", "b", "a"]}, "The name 'a' is given twice"),
+    "two of a name": ({}, {"names": ["a", "b", "a"]}, "node = 'a': the name is given twice"),
     "too few names": ({}, {"names": ["a", "b"]}, "clients = 3: there are 2 node names"),
     "too few addresses": (
         {},
@@ -173,7 +173,7 @@ REFUSED = {
     "other addresses": (
         {},
         {"names": list("abc"), "addresses": {"a": "h:1", "b": "h:2", "d": "h:3"}},
-        "'c' is among the node names or the addresses only",
+        "node = 'c': only among the names or the addresses",
     ),
     "bad address": (
         {},

@@ -76,9 +76,9 @@ def test_add_gives_a_newcomer_the_next_address(tmp_path):
 
 
 NO_NEWCOMER = {
-    "taken name": ("a", ["b"], None, "There is a node 'a' already"),
+    "taken name": ("a", ["b"], None, "node = 'a': exists already"),
     "bad name": ("A", ["b"], None, "name = 'A': not a node name"),
-    "no neighbours": ("x", [], None, "The node 'x' has no neighbours"),
+    "no neighbours": ("x", [], None, "node = 'x': no neighbours are given"),
     "unknown neighbour": ("x", ["e"], None, "node = 'e': not in this network"),
     "itself": ("x", ["x"], None, "node = 'x': not in this network"),
     "twice": ("x", ["a", "a"], None, "a name is repeated"),

@@ -36,7 +36,7 @@ def assign_addresses(
     names = names or list(addresses or ()) or [f"node-{i}" for i in range(clients)]
     if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ConfigError(
-            f"The name '{repeated[0]}' is given twice; expected a different one for each node."
+            f"node = '{repeated[0]}': the name is given twice; expected another for each node."
         )
     if len(names) != clients:
         raise ConfigError(
@@ -47,6 +47,6 @@ def assign_addresses(
         addresses = {name: f"{host}:{port + i}" for i, name in enumerate(names)}
     if unmatched := sorted(set(addresses) ^ set(names)):
         raise ConfigError(
-            f"'{unmatched[0]}' is among the node names or the addresses only; expected it in both."
+            f"node = '{unmatched[0]}': only among the names or the addresses; expected it in both."
         )
     return {check_name(name): check_address(addresses[name]) for name in names}

@@ -130,7 +130,7 @@ def revoke(network: Path, name: str) -> Member:
         member = manifest.member(name)
         if not manifest.secure:
             raise ConfigError(
-                f"Node {name} cannot be revoked: in a plaintext network anyone can use its name; "
+                f"node = '{name}': cannot be revoked: in a plaintext network anyone can use it; "
                 "expected a secure network. Create one without --insecure-plaintext."
             )
         if not authority.is_revoked(member.serial):
@@ -267,10 +267,10 @@ def _check_newcomer(
 ) -> None:
     if name in (member.name for member in manifest.members):
         raise ConfigError(
-            f"There is a node '{name}' already, and names are never reused. Choose another."
+            f"node = '{name}': exists already; expected a new name, since names are never reused."
         )
     if not neighbours:
-        raise ConfigError(f"The node '{name}' has no neighbours; expected at least one.")
+        raise ConfigError(f"node = '{name}': no neighbours are given; expected at least one.")
     for neighbour in neighbours:
         if authority.is_revoked(manifest.member(neighbour).serial):
             raise ConfigError(f"'{neighbour}' cannot be a neighbour: it is revoked. Choose others.")

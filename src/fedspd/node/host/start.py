@@ -110,7 +110,7 @@ def _protect(bundle: Bundle, journal: Journal, runner: BlockRunner) -> NodePriva
         rounds,
     )
     if delta_warning(options, examples):
-        log.warning("delta above 1 / examples: delta=%g examples=%d", options.delta, examples)
+        log.warning("delta exceeded 1 / examples: delta=%g examples=%d", options.delta, examples)
     return NodePrivacy(journal, runner, budget)
 
 

@@ -156,8 +156,7 @@ class NodePrivacy(Accounts):
     def _warn(self) -> None:
         assert self.limit is not None
         log.warning(
-            "privacy budget spent: round=%d epsilon=%g spent=%.4g; this node sends nothing more, "
-            "and goes on listening and training",
+            "privacy budget spent, this node sends nothing more: round=%d epsilon=%g spent=%.4g",
             self._round,
             self.limit.epsilon,
             self.epsilon(self.ledger["sendable"]),
