@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -162,8 +163,7 @@ def test_user_modules_travel_as_text(tmp_path, monkeypatch):
     assert sources == {"travelling.inner": "answer = 42\n"}
     for name in ("travelling", "travelling.inner"):
         monkeypatch.delitem(sys.modules, name)
-    (tmp_path / "travelling" / "inner.py").unlink()
-    (tmp_path / "travelling").rmdir()
+    shutil.rmtree(tmp_path / "travelling")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, UserModules(sources)])
     import travelling.inner  # noqa: F811
 
