@@ -65,6 +65,8 @@ class Command:
 
 def _main(arguments: list[str], log: Path, prepare: Callable[[], None]) -> None:
     gc.freeze()  # or it would destroy gRPC's objects of other tests, whose threads are not here
+    gc.callbacks.clear()  # hypothesis has one: a KeyboardInterrupt in it would be lost
+    sys.unraisablehook = sys.__unraisablehook__  # in place of pytest's own, which says nothing
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background ignores it
     for stream, name in ((1, "stdout"), (2, "stderr")):
