@@ -137,9 +137,10 @@ def test_name_that_does_not_resolve_is_refused_and_holds_nobody_up(tmp_path, mon
         outlet = Outlet(tmp_path / "to-b", "b.plant.example:7700", lambda: None)
         await outlet.open()
         ends = [await asyncio.open_unix_connection(str(outlet.path)) for _ in range(3)]
-        ends[0][1].close()  # gRPC gives an attempt up
-        while not asked:
+        while len(outlet._tasks) < 3 or not asked:
             await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # all three wait for the name now
+        ends[0][1].close()  # gRPC gives an attempt up
         answer.set()
         for reader, _ in ends[1:]:
             assert await reader.read() == b""
