@@ -45,9 +45,9 @@ from fedspd.algorithms.populations import (
     find_directions,
     find_slopes,
     first_mixture,
-    has_gain,
     move_heads,
 )
+from fedspd.algorithms.split_check import features_of_halves, is_worth_heads
 from fedspd.algorithms.split_state import (
     State,
     between,
@@ -56,7 +56,6 @@ from fedspd.algorithms.split_state import (
     joined,
     likelihoods,
     log_prior,
-    losses_of_split,
     posterior,
     rows_of,
     shares,
@@ -94,7 +93,7 @@ class FedSPDSplit(Algorithm[State]):
     HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
         "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
-        "least_gain": PrivateOption(0.0, "the mean loss of a client would be sent"),
+        "check": PrivateOption(False, "the mean features of a client would be sent"),
     }
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
@@ -102,14 +101,10 @@ class FedSPDSplit(Algorithm[State]):
         int, Field(ge=2, description="The most clusters that are looked for.")
     ] = 4
     warmup: Annotated[int, Field(ge=1, description="Rounds of one model before the split (w).")] = 3
-    least_gain: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="The least gain of a split in likelihood beyond chance, as a share of the "
-            "loss without it. Below it, there is one cluster. 0: every split is kept.",
-        ),
-    ] = 0.0075
+    check: Annotated[
+        bool,
+        Field(description="Whether populations are split only if that is worth a head each."),
+    ] = True
     prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
         True
     )
@@ -210,9 +205,16 @@ class FedSPDSplit(Algorithm[State]):
         z_CM = torch.zeros_like(state.coordinates_CM)
         z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
         corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
+        mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
+        if not self.clusters and self.check:
+            feature_C2B = features_of_halves(learner, model_CP, only_CFE, data)
+            is_kept_C = yield from is_worth_heads(feature_C2B, z_CM, mixture_CS, clusters_C, data)
+            clusters_C = torch.where(is_kept_C, clusters_C, 1)
+            mixture_CS = torch.where(is_kept_C[:, None], mixture_CS, state.mixture_CS)
+            corner_CSM = torch.where(is_kept_C[:, None, None], corner_CSM, 0)
         return replace(
             state,
-            mixture_CS=(yield from first_mixture(z_CM, corner_CSM, clusters_C, data)),
+            mixture_CS=mixture_CS,
             clusters_C=clusters_C,
             labelling_C=labelling_C,
             spectrum_CM=spectrum_CM,
@@ -228,23 +230,8 @@ class FedSPDSplit(Algorithm[State]):
         slope_CMQ = yield from find_slopes(update_CQ, state.coordinates_CM, labelling_C, data)
         pairs = zip(state.corners_CSM, slope_CMQ, strict=True)
         D_CSQ = torch.stack([corner_SM @ slope_MQ for corner_SM, slope_MQ in pairs])
-        clusters_C = state.clusters_C
-        if not self.clusters and self.least_gain:
-            loss_C3 = losses_of_split(learner, state, D_CSQ, data, key.of("gain"))
-            # S - 1 shares that are fitted to n examples gain about (S - 1) / 2n by chance.
-            chance_C = (clusters_C - 1) / (2 * data.counts_C)
-            least_C = self.least_gain * loss_C3[:, 0] + chance_C
-            gains = yield from has_gain(loss_C3, least_C, labelling_C, data)
-            clusters_C = torch.where(gains, clusters_C, 1)
-        D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, clusters_C)
-        is_one_C1 = (clusters_C == 1)[:, None]
-        first_S = torch.eye(D_CSQ.shape[1], dtype=torch.double)[0]
-        return replace(
-            state,
-            offsets_CSQ=torch.where(is_one_C1[:, None], 0, D_CSQ),
-            mixture_CS=torch.where(is_one_C1, first_S, state.mixture_CS),
-            clusters_C=clusters_C,
-        )
+        D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, state.clusters_C)
+        return replace(state, offsets_CSQ=D_CSQ)
 
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Step 3: train all heads, each example weighted by how likely its cluster is."""
