@@ -13,7 +13,7 @@ from torch import nn
 from fedspd.algorithms.split_check import (
     correlation_with_features,
     features_of_halves,
-    is_worth_heads,
+    judge_split,
     share_between_clusters,
 )
 from fedspd.core.block import Block
@@ -52,18 +52,20 @@ def halves(z_NM, change: float, seed: int = 1, B: int = 8):
 
 
 @pytest.mark.parametrize(
-    ("ends", "change", "kept"),
+    ("ends", "change", "kept", "own_bodies"),
     [
-        ("mixed", 0.0, True),  # only labels differ: no single head can follow both
-        ("mixed", 3.0, False),  # the features tell the populations apart
-        ("pure", 3.0, True),  # but no client needs both
-        ("pure", 0.0, True),
+        ("mixed", 0.0, True, False),  # only labels differ: no single head can follow both
+        ("mixed", 3.0, False, True),  # the features tell the populations apart
+        ("pure", 3.0, True, True),  # but no client needs both
+        ("pure", 0.0, True, False),
     ],
 )
-def test_split_is_kept_where_features_are_alike_or_clients_pure(ends, change, kept):
+def test_split_is_kept_where_features_are_alike_or_clients_pure(ends, change, kept, own_bodies):
     z_NM, mixture_NS = clients_between(ends)
-    check = partial(is_worth_heads, halves(z_NM, change), z_NM, mixture_NS, torch.full((24,), 2))
-    assert solve(check).tolist() == [kept] * 24
+    check = partial(judge_split, halves(z_NM, change), z_NM, mixture_NS, torch.full((24,), 2))
+    found = solve(check)
+    assert found[0].tolist() == [kept] * 24
+    assert found[1].tolist() == [own_bodies] * 24
 
 
 def test_coordinates_that_are_not_in_use_do_not_count():
@@ -71,8 +73,8 @@ def test_coordinates_that_are_not_in_use_do_not_count():
     more_NM = torch.cat([z_NM, 50 * torch.randn(24, 1, dtype=torch.double)], 1)
     two_N = torch.full((24,), 2)
     for change, kept in ((0.0, True), (3.0, False)):
-        check = partial(is_worth_heads, halves(z_NM, change), more_NM, mixture_NS, two_N)
-        assert solve(check).tolist() == [kept] * 24
+        check = partial(judge_split, halves(z_NM, change), more_NM, mixture_NS, two_N)
+        assert solve(check)[0].tolist() == [kept] * 24
 
 
 def test_correlation_is_that_of_the_other_half_along_the_change_of_one():

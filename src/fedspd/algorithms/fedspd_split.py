@@ -28,12 +28,14 @@ from fedspd.algorithms.labellings import (
     best_labelling,
     exchange_body,
     exchange_heads,
+    has_own_bodies,
     left_alone,
     mean_of_any_cluster,
     own_labelling,
     pack_labelling,
     unpack_labelling,
     watched,
+    with_own_bodies,
 )
 from fedspd.algorithms.populations import (
     balanced_weights,
@@ -47,7 +49,7 @@ from fedspd.algorithms.populations import (
     first_mixture,
     move_heads,
 )
-from fedspd.algorithms.split_check import features_of_halves, is_worth_heads
+from fedspd.algorithms.split_check import features_of_halves, judge_split
 from fedspd.algorithms.split_state import (
     State,
     between,
@@ -103,7 +105,10 @@ class FedSPDSplit(Algorithm[State]):
     warmup: Annotated[int, Field(ge=1, description="Rounds of one model before the split (w).")] = 3
     check: Annotated[
         bool,
-        Field(description="Whether populations are split only if that is worth a head each."),
+        Field(
+            description="Whether the clients' features decide if a split is kept, and if each "
+            "cluster has a body of its own."
+        ),
     ] = True
     prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
         True
@@ -206,20 +211,19 @@ class FedSPDSplit(Algorithm[State]):
         z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
         corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
         mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
-        if not self.clusters and self.check:
+        is_kept_C = has_own_C = torch.ones(len(data), dtype=torch.bool)
+        if self.check:
             feature_C2B = features_of_halves(learner, model_CP, only_CFE, data)
-            is_kept_C = yield from is_worth_heads(feature_C2B, z_CM, mixture_CS, clusters_C, data)
-            clusters_C = torch.where(is_kept_C, clusters_C, 1)
-            mixture_CS = torch.where(is_kept_C[:, None], mixture_CS, state.mixture_CS)
-            corner_CSM = torch.where(is_kept_C[:, None, None], corner_CSM, 0)
+            judged = yield from judge_split(feature_C2B, z_CM, mixture_CS, clusters_C, data)
+            is_kept_C, has_own_C = judged[0] | bool(self.clusters), judged[1]
         return replace(
             state,
-            mixture_CS=mixture_CS,
-            clusters_C=clusters_C,
-            labelling_C=labelling_C,
+            mixture_CS=torch.where(is_kept_C[:, None], mixture_CS, state.mixture_CS),
+            clusters_C=torch.where(is_kept_C, clusters_C, 1),
+            labelling_C=with_own_bodies(labelling_C, has_own_C),
             spectrum_CM=spectrum_CM,
             coordinates_CM=z_CM,
-            corners_CSM=corner_CSM,
+            corners_CSM=torch.where(is_kept_C[:, None, None], corner_CSM, 0),
         )
 
     def _split_heads(
@@ -286,7 +290,10 @@ class FedSPDSplit(Algorithm[State]):
     def _exchange_body(
         self, cut: Cut, model_CP: Tensor, state: State, data: Block, key: Key
     ) -> Round[Tensor]:
-        """Average the body: with all neighbours, and by FedSPD's rule in the second half."""
+        """Average the body: with all neighbours, or by FedSPD's rule in the second half.
+
+        That rule gives each cluster a body of its own, where its features need one.
+        """
         body_CB = cut.body(model_CP)
         if not body_CB.shape[1]:
             return body_CB
@@ -294,7 +301,8 @@ class FedSPDSplit(Algorithm[State]):
         if key.round > max(self.warmup, data.rounds // 2):
             pairs = zip(data.clients, state.mixture_CS, strict=True)
             draws = [torch.multinomial(u, 1, generator=key.of(i, "pick").torch()) for i, u in pairs]
-            picked_C1 = torch.stack(draws)
+            has_own_C1 = has_own_bodies(state.labelling_C)[:, None]
+            picked_C1 = torch.where(has_own_C1, torch.stack(draws), 0)
         exchange = exchange_body(body_CB, picked_C1, state.labelling_C, self.cluster_limit, data)
         return (yield from exchange)
 

@@ -6,6 +6,8 @@ which is better than heads that divide them, unless a client belongs to a single
 So a split is kept in two cases: the features do not change along the clients' coordinates, or the
 clients gather at the corners. Label skew changes the features too, and mixes them.
 
+For the same reason clusters share one body where the features do not change: it learns from all.
+
 Shapes: C clients, F folds, E examples, B inputs of a head, M coordinates, S clusters.
 """
 
@@ -22,17 +24,21 @@ CHANCE = 2.5  # and in 1 / N what they may explain by chance
 GATHERED = 0.87  # share of the coordinates' variance that lies between the clusters of a split
 
 
-def is_worth_heads(
+def judge_split(
     feature_C2B: Tensor, z_CM: Tensor, mixture_CS: Tensor, clusters_C: Tensor, data: Block
-) -> Round[Tensor]:
-    """Return whether the split is kept; the client with the lowest id decides for all."""
+) -> Round[tuple[Tensor, Tensor]]:
+    """Return whether the split is kept, and whether features tell its populations apart.
+
+    The client with the lowest id decides for all.
+    """
     z_CM = torch.where(torch.arange(z_CM.shape[1]) < clusters_C[:, None] - 1, z_CM, 0)
     r_C = yield from correlation_with_features(feature_C2B, z_CM, data)
     gathered_C = yield from share_between_clusters(z_CM, mixture_CS, clusters_C, data)
     explains_C = r_C.clamp(min=0).square() >= EXPLAINED + CHANCE / data.network_size
     is_kept_C = ~explains_C | (gathered_C >= GATHERED)
-    agreed_C = yield from agree(is_kept_C.to(z_CM), data)
-    return agreed_C > 0.5
+    agreed_C = yield from agree((is_kept_C + 2 * explains_C).to(z_CM), data)
+    code_C = agreed_C.round().clamp(0, 3).long()
+    return (code_C & 1).bool(), (code_C & 2).bool()
 
 
 def features_of_halves(learner: Learner, model_CP: Tensor, only_CFE: Tensor, data: Block) -> Tensor:
@@ -91,13 +97,13 @@ def share_between_clusters(
     """
     S, N = mixture_CS.shape[1], data.network_size
     member_CS1 = torch.nn.functional.one_hot(mixture_CS.argmax(1), S).to(z_CM)[:, :, None]
-    by_cluster = torch.cat([member_CS1, member_CS1 * z_CM[:, None]], 2)
-    square_C1X = torch.zeros_like(by_cluster[:, :1])
-    square_C1X[:, 0, 0] = z_CM.square().sum(1)
-    moments, is_linear = yield from gossip_mean(torch.cat([by_cluster, square_C1X], 1), data)
-    share_CS, sum_CSM, square_C = moments[:, :-1, 0], moments[:, :-1, 1:], moments[:, -1, 0]
+    own_C1X = torch.cat([torch.ones_like(z_CM[:, :1]), z_CM, z_CM.square()], 1)[:, None]
+    moments, is_linear = yield from gossip_mean(member_CS1 * own_C1X, data)
+    sizes = [1, z_CM.shape[1], z_CM.shape[1]]
+    share_CS1, sum_CSM, square_CSM = torch.split(moments, sizes, 2)
+    square_C = square_CSM.sum((1, 2))
     total_C = square_C - sum_CSM.sum(1).square().sum(1)
-    within_C = square_C - divide(sum_CSM.square().sum(2), share_CS).sum(1)
+    within_C = square_C - divide(sum_CSM.square(), share_CS1).sum((1, 2))
     freedom_C = (N - clusters_C).clamp(min=1) / (N - 1) if N > 1 else torch.ones_like(total_C)
     found_C = 1 - divide(within_C, total_C * freedom_C)
     return torch.where((total_C > 0) & (clusters_C < N) & is_linear, found_C, 0)
