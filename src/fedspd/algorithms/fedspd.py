@@ -106,12 +106,12 @@ class FedSPD(Algorithm[State]):
         ),
     ] = 0.8
 
-    def local_updates(self, round: int) -> int:
+    def local_updates(self, round: int, rounds: int) -> int:
         is_first = self.first_round == "all" and round == self.warmup + 1
         return self.clusters if is_first else 1
 
-    def disjoint_updates(self, round: int) -> int:
-        return self.local_updates(round)
+    def disjoint_updates(self, round: int, rounds: int) -> int:
+        return self.local_updates(round, rounds)
 
     def check_learner(self, learner: Learner) -> None:
         check_score(self.score, "fedspd", learner)

@@ -122,13 +122,13 @@ class FedSPDSplit(Algorithm[State]):
         return self.clusters or self.max_clusters
 
     def shared_means(self, round: int) -> int:
-        return int(round > self.warmup)
+        return int(self._splits(round))
 
-    def local_updates(self, round: int) -> int:
-        return 1 + self.disjoint_updates(round)
+    def local_updates(self, round: int, rounds: int) -> int:
+        return 1 + self.disjoint_updates(round, rounds)
 
-    def disjoint_updates(self, round: int) -> int:
-        return FOLDS if round == 1 and self.cluster_limit > 1 else 0
+    def disjoint_updates(self, round: int, rounds: int) -> int:
+        return FOLDS if round == 1 and self._splits(rounds) else 0
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -151,7 +151,7 @@ class FedSPDSplit(Algorithm[State]):
             torch.stack(priors).to(model_CP),
             torch.zeros(C, S, data.width, dtype=learner.dtype),
             torch.ones(C, dtype=torch.long),
-            torch.full((C,), NO_LABELLING if self._splits(data) else 0),
+            torch.full((C,), NO_LABELLING if self._splits(data.rounds) else 0),
             model_CP.new_zeros(C, self.max_clusters),
             model_CP.new_zeros(C, max(1, S - 1)),
             model_CP.new_zeros(C, S, max(1, S - 1)),
@@ -159,9 +159,9 @@ class FedSPDSplit(Algorithm[State]):
             torch.full((C,), torch.nan, dtype=torch.double),
         )
 
-    def _splits(self, data: Block) -> bool:
-        """Return whether the run is long enough for a split, and one is wanted."""
-        return self.cluster_limit > 1 and data.rounds > self.warmup
+    def _splits(self, rounds: int) -> bool:
+        """Return whether so many rounds are enough for a split, and one is wanted."""
+        return self.cluster_limit > 1 and rounds > self.warmup
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if key.round <= self.warmup:
@@ -179,10 +179,10 @@ class FedSPDSplit(Algorithm[State]):
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
         before_CP = state.model_CP
         state = replace(state, model_CP=answer.mean(only_C1).model_CMP[:, 0])
-        if key.round == 1 and self._splits(data):
+        if key.round == 1 and self._splits(data.rounds):
             search = self._find_populations(learner, state, before_CP, data, key)
             state = yield from with_own_labelling(search, left_alone(answer), data)
-        if key.round == self.warmup and self._splits(data):
+        if key.round == self.warmup and self._splits(data.rounds):
             update_CQ = learner.cut.head(trained_CP - before_CP)
             split = self._split_heads(learner, state, update_CQ, data, key)
             state = yield from with_own_labelling(split, left_alone(answer), data)

@@ -212,7 +212,13 @@ def privacy_note(config: ExperimentConfig, is_silent: bool = False) -> str | Non
     """
     if not config.privacy.is_on:
         return None
-    return describe_export(method_class(config), method_options(config), is_silent)
+    return describe_export(
+        method_class(config),
+        method_options(config),
+        config.privacy,
+        is_scaled=config.data.scale != "none",
+        is_silent=is_silent,
+    )
 
 
 # ---- the learner

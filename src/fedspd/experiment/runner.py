@@ -30,7 +30,7 @@ from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.experiment.result import Result
 from fedspd.experiment.resuming import check_same, extend, resumed_config
-from fedspd.experiment.spending import add_privacy, silence_alarm
+from fedspd.experiment.spending import add_privacy, newcomers_privacy, silence_alarm
 from fedspd.experiment.validation import BestRound
 from fedspd.privacy.budget import describe, warnings
 from fedspd.privacy.ledger import RunLedger
@@ -273,7 +273,7 @@ class _Training:
         if done.stopped is not None:
             about["stopped"] = done.stopped
         if self.experiment.newcomers:
-            about["newcomers"] = self._newcomers(t)
+            about |= self._newcomers(t)
         report = self.engine.finish(t)
         event = round_event(t, None, report, self.engine.measure(), divergence_advice(config))
         event["alarms"] += self._warnings() + silence_alarm(
@@ -294,13 +294,17 @@ class _Training:
         return found
 
     def _newcomers(self, t: int) -> Json:
-        """Return the scores, the traffic and the edges of the newcomers."""
+        """Return the scores, the traffic and the edges of the newcomers, and what they know."""
         plan, key = self.experiment.newcomers, Key(self.experiment.config.seed)
         assert plan is not None
         graph = attach_newcomers(self.experiment.topology.at(t - 1), plan.clients, key)
-        measures, sent = evaluate_newcomers(plan, graph, self.engine.share(), t)
+        offers = self.engine.share()
+        measures, sent = evaluate_newcomers(plan, graph, offers, t)
         edges = [] if graph.server else graph.edges().tolist()
-        return {**metrics_fields(measures), **sent, "edges": edges}
+        about: Json = {"newcomers": {**metrics_fields(measures), **sent, "edges": edges}}
+        if self.ledger is not None:
+            about["privacy"] = newcomers_privacy(self.ledger, graph, offers)
+        return about
 
     def _save(self, done: "Progress") -> None:
         best = {} if self.best is None else {"best": self.best.as_json()}
