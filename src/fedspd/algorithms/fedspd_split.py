@@ -96,6 +96,7 @@ class FedSPDSplit(Algorithm[State]):
         "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
         "least_gain": PrivateOption(0.0, "the mean loss of a client would be sent"),
     }
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ("final_epochs",)
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
     max_clusters: Annotated[
