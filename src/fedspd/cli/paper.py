@@ -176,9 +176,9 @@ def _run_theory(order: Order) -> None:
     found = theory_report.findings(series)
     for sentence in found:
         print(sentence, file=sys.stderr if order.as_json else sys.stdout)
-    print(f"Report: {folder / 'report.md'}", file=sys.stderr)
+    print(f"Report: {folder / 'report.html'}", file=sys.stderr)
     if order.as_json:
-        print(json.dumps({"findings": found, "report": str(folder / "report.md")}))
+        print(json.dumps({"findings": found, "report": str(folder / "report.html")}))
 
 
 def _run(names: Sequence[str], order: Order) -> int:
