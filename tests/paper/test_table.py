@@ -14,6 +14,7 @@ from fedspd.paper.definition import (
     parse_experiment,
 )
 from fedspd.paper.drawing import draw_figures
+from fedspd.paper.pages import value_rows
 from fedspd.paper.records import Records, given_settings, settings_of
 from fedspd.paper.table import PaperTable, make_table
 
@@ -74,6 +75,21 @@ def test_verdict_says_whether_ours_agrees(experiment, tmp_path):
     assert verdicts(table) == ["agrees", "higher"]
     assert table.cells[1].difference == pytest.approx(10.1)
     assert table.cells[1].texts == ["85.00", "95.1 ± 0.2", "+10.1", "higher"]
+
+
+def test_row_without_runs_and_numbers_of_the_paper_is_one_line(experiment, tmp_path):
+    without = parse_experiment(
+        "t", TOML.partition("[values]")[0].replace('stands_in_for = "A"', "")
+    )
+    records = records_of(without, {("B", "FedAvg"): [0.9]}, tmp_path)
+    lines = value_rows(make_table(without, "paper", "text", records))
+    assert [line[:3] for line in lines] == [
+        ["A", "2 values", "0 of 6"],
+        ["B", "FedSPD", "0 of 3"],
+        ["B", "FedAvg", "1 of 3"],
+    ]
+    assert lines[0][3:] == ["–", "–", "–", "not run"]
+    assert len(value_rows(make_table(experiment, "paper", "text", Records(tmp_path)))) == 2
 
 
 def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -45,11 +46,22 @@ def write_report(table: PaperTable, records: Records) -> Path:
 
 
 def value_rows(table: PaperTable) -> list[list[str]]:
-    """Return the cells of the main table as text."""
-    return [
-        [cell.row.name, cell.column.name, f"{cell.seeds} of {cell.planned}", *cell.texts]
-        for cell in table.cells
-    ]
+    """Return the cells of the main table as text.
+
+    A row that has neither run nor a number in the paper is one line.
+    """
+    lines: list[list[str]] = []
+    for name, group in groupby(table.cells, lambda cell: cell.row.name):
+        cells = list(group)
+        if len(cells) > 1 and not any(cell.seeds or cell.paper is not None for cell in cells):
+            runs = f"0 of {sum(cell.planned for cell in cells)}"
+            lines.append([name, f"{len(cells)} values", runs, *cells[0].texts])
+            continue
+        lines += [
+            [name, cell.column.name, f"{cell.seeds} of {cell.planned}", *cell.texts]
+            for cell in cells
+        ]
+    return lines
 
 
 def gap_rows(table: PaperTable) -> list[list[str]]:

@@ -26,6 +26,7 @@ from fedspd.reporting.figures import (
     positions,
 )
 
+MOST_TICKS = 8  # beside each other; of more numbers, some have one
 LEAST_POINTS = 4.0  # that an axis spans: chance should not look like a finding
 
 
@@ -55,7 +56,10 @@ def draw_lines(
         for label, line in lines.items():
             points = [(x_of[value], *score) for value, *score in line]
             draw_line(axes, label, points, labels.index(label))
-        axes.set_xticks(list(x_of.values()), [_tick(value) for value in x_of])
+        if len(x_of) > MOST_TICKS and all(isinstance(value, float) for value in x_of):
+            tick_rounds(axes, list(x_of.values()))
+        else:
+            axes.set_xticks(list(x_of.values()), [_tick(value) for value in x_of])
         low, high = axes.get_ylim()
         missing = max(0.0, LEAST_POINTS - (high - low)) / 2
         axes.set_ylim(low - missing, high + missing)
