@@ -101,6 +101,15 @@ def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):
     assert gap.verdict == "opposite side"
 
 
+def test_gap_says_that_it_has_one_seed_and_whose_the_number_of_the_paper_is(experiment, tmp_path):
+    scores = {("B", "FedSPD"): [0.7], ("B", "FedAvg"): [0.6]}
+    table = make_table(
+        experiment, "small", "text", records_of(experiment, scores, tmp_path, "small")
+    )
+    (gap,) = table.gaps  # none of A, which has not run
+    assert gap.texts == ["−5.0", "−10.0", "same side as A in the paper, one seed"]
+
+
 def test_gap_within_its_interval_is_undecided(experiment, tmp_path):
     scores = {("A", "FedSPD"): [0.80, 0.90, 0.70], ("A", "FedAvg"): [0.85, 0.87, 0.70]}
     table = make_table(experiment, "paper", "text", records_of(experiment, scores, tmp_path))
