@@ -213,3 +213,39 @@ def test_runs_on_a_gpu_take_turns_without_a_fork(tmp_path, monkeypatch):
     monkeypatch.setattr(scheduler, "_start", lambda *_: pytest.fail("a fork"))
     run_all(list_jobs(tiny(), ["local", "fedavg"], 1), tmp_path / "c", 2)
     assert sorted(hashes(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]
+
+
+FINAL_EPOCHS = "fedspd.final_epochs"
+
+
+def test_runs_that_differ_in_the_final_phase_share_their_rounds(tmp_path, event_log):
+    grid = {FINAL_EPOCHS: [0, 2], "fedavg.finetune": [1, 0]}
+    jobs, folder = list_jobs(tiny(), METHODS, 1, grid), tmp_path / "c"
+    run_all(jobs, folder, 2, [event_log])
+    found = hashes(folder)
+    assert len(found) == 5
+    for job in jobs:
+        assert found[job.name] == runner.run(job.config).summary["hash"]
+        assert load(folder / job.name / "config.toml") == job.config
+    starts = [event["round"] for event in event_log.events if event["event"] == "start"]
+    assert sorted(starts) == [0, 0, 0, 3, 3]
+    (short, long) = [job.name for job in jobs if job.config.method == "fedspd"]
+    assert RunFolder(folder / long).read("run.json")["rounds_from"] == short
+
+
+def test_finished_run_lends_its_rounds_to_a_later_comparison(tmp_path, event_log):
+    jobs, folder = list_jobs(tiny(), ["fedspd"], 1, {FINAL_EPOCHS: [0, 2]}), tmp_path / "c"
+    run_all(jobs[:1], folder, 1)
+    pretend_interrupted(folder, jobs)
+    stale = folder / jobs[1].name / "checkpoints/round-000003"
+    stale.mkdir(parents=True)  # of a start that ended before run.json
+    (folder / jobs[1].name / ".lock").touch()
+    run_all(jobs, folder, 1, [event_log])
+    assert [e["round"] for e in event_log.events if e["event"] == "round"] == []
+    assert hashes(folder)[jobs[1].name] == runner.run(jobs[1].config).summary["hash"]
+
+
+def test_private_runs_share_no_rounds(tmp_path, event_log):
+    jobs = list_jobs(tiny("privacy.epsilon=8"), ["fedavg"], 1, {"fedavg.finetune": [0, 1]})
+    run_all(jobs, tmp_path / "c", 1, [event_log])
+    assert [e["round"] for e in event_log.events if e["event"] == "start"] == [0, 0]

@@ -52,6 +52,7 @@ class FedSPD(Algorithm[State]):
         ),
         "score": PrivateOption("loss", "an example's cluster would depend on the other examples"),
     }
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ("final_epochs", "final_rate", "final_decay")
 
     clusters: int = 2  # S
     selection: Annotated[

@@ -97,6 +97,7 @@ class FedSPDSplit(Algorithm[State]):
         "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
         "check": PrivateOption(False, "the mean features of a client would be sent"),
     }
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ("final_epochs",)
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
     max_clusters: Annotated[

@@ -30,8 +30,8 @@ from fedspd.paper.definition import (
     experiment_names,
     load_experiment,
 )
-from fedspd.paper.hours import run_seconds
-from fedspd.paper.records import Records
+from fedspd.paper.hours import seconds_by_run
+from fedspd.paper.records import Records, key_of, settings_of
 from fedspd.paper.runs import (
     Plan,
     list_missing_jobs,
@@ -176,9 +176,9 @@ def _run_theory(order: Order) -> None:
     found = theory_report.findings(series)
     for sentence in found:
         print(sentence, file=sys.stderr if order.as_json else sys.stdout)
-    print(f"Report: {folder / 'report.md'}", file=sys.stderr)
+    print(f"Report: {folder / 'report.html'}", file=sys.stderr)
     if order.as_json:
-        print(json.dumps({"findings": found, "report": str(folder / "report.md")}))
+        print(json.dumps({"findings": found, "report": str(folder / "report.html")}))
 
 
 def _run(names: Sequence[str], order: Order) -> int:
@@ -191,10 +191,13 @@ def _run(names: Sequence[str], order: Order) -> int:
             plans.append(make_plan(load_experiment(name), order.scale, order.reading, records))
         except FedspdError as error:
             errors[name] = error
+    wanted = [config for plan in plans for config in plan.configs]
     jobs = {job.name: job for plan in plans for job in list_missing_jobs(plan, records)}
-    with ComparisonProgress(list(jobs.values()), order.as_json, run_seconds) as progress:
+    seconds = seconds_by_run(job.config for job in jobs.values())
+    seconds_of = lambda config: seconds[key_of(settings_of(config))]  # noqa: E731
+    with ComparisonProgress(list(jobs.values()), order.as_json, seconds_of) as progress:
         for plan in plans:
-            failure = run_plan(plan, records, order.machine, order.device, [progress])
+            failure = run_plan(plan, records, order.machine, order.device, [progress], wanted)
             if failure is not None:
                 errors[plan.experiment.name] = failure
             _write(plan, records)

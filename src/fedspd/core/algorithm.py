@@ -79,6 +79,9 @@ class Algorithm(ABC, Generic[State]):
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {}
     # Keys and tables of a config that the method does not use: any value gives the same run.
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ()
+    # The options that `finish` alone uses, its number of epochs first: without privacy, runs that
+    # differ in nothing else share their rounds.
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     clusters: int
 

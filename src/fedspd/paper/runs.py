@@ -12,6 +12,7 @@ from fedspd.core.errors import DataError, FedspdError
 from fedspd.data.custom import load_source
 from fedspd.data.sources import is_official, is_present
 from fedspd.experiment.callbacks import Callback
+from fedspd.experiment.sharing import rounds_key
 from fedspd.paper.definition import Cell, PaperExperiment, ReadingName, ScaleName
 from fedspd.paper.records import Records, key_of, settings_of
 
@@ -88,33 +89,41 @@ def run_plan(
     machine: Machine,
     device: str = "cpu",
     callbacks: Sequence[Callback] = (),
+    wanted: Sequence[ExperimentConfig] = (),
 ) -> FedspdError | None:
-    """Run what is missing and keep its records; return the error that ended it early, if any."""
-    jobs = [
-        replace(job, config=job.config.model_copy(update={"device": device}))
-        for job in list_missing_jobs(plan, records)
-    ]
+    """Run what is missing and keep its records; return the error that ended it early, if any.
+
+    wanted   the runs of all plans of the command, which share rounds; default: those of this plan
+    """
+    missing, wanted = list_missing_jobs(plan, records), wanted or plan.configs
+    others = [Job(name_of(config), config, {}) for config in wanted]
+    jobs, known = (
+        [replace(j, config=j.config.model_copy(update={"device": device})) for j in part]
+        for part in (missing, others)
+    )
     error: FedspdError | None = None
     try:
         if jobs:
-            run_jobs(jobs, records.out / "runs", machine, callbacks)
+            run_jobs(jobs, records.out / "runs", machine, callbacks, known)
     except FedspdError as caught:
         error = caught
     finally:
-        keep_records(plan, records)
+        keep_records(plan, records, wanted)
     return error
 
 
-def keep_records(plan: Plan, records: Records) -> None:
-    """Write the records of the plan, and drop the checkpoints of its finished runs."""
+def keep_records(plan: Plan, records: Records, wanted: Sequence[ExperimentConfig]) -> None:
+    """Write the records of the plan, and drop checkpoints that no wanted run needs any more."""
     names = {name_of(config): config for config in plan.configs}
     records.harvest(names, names.values())
     readings: Sequence[ReadingName] = ("text", "code")
     cells = [cell for r in readings for cell in plan.experiment.cells(plan.scale, r)]
     records.write(plan.name, [config for cell in cells for config in cell.configs])
-    for name, config in names.items():
-        if records.of(config) is not None:
-            shutil.rmtree(records.out / "runs" / name / "checkpoints", ignore_errors=True)
+    needed = {rounds_key(config) for config in wanted if records.of(config) is None} - {None}
+    for config in wanted:
+        if records.of(config) is not None and rounds_key(config) not in needed:
+            folder = records.out / "runs" / name_of(config)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def missing_error(plan: Plan) -> DataError | None:
