@@ -5,6 +5,9 @@ peer says; its own training stays honest, so that it always knows what would be 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
 
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.inbox import ExchangeId
@@ -36,6 +39,32 @@ class Lie:
     def offer(self, network: "InsiderNetwork", to: str, request: Request, truth: Offer) -> Offer:
         """Return the models that a neighbour gets."""
         return truth
+
+
+class SaysRound(Lie):
+    """Says that it is in another round."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def hello(self, truth: Hello) -> Hello:
+        """Return the heartbeat with the other round."""
+        return replace(truth, round=self.round)
+
+
+class SendsModels(Lie):
+    """Multiplies its models, in all rounds or in one."""
+
+    def __init__(self, factor: float, only_round: int | None = None) -> None:
+        self.factor, self.only_round = factor, only_round
+
+    def offer(self, network: "InsiderNetwork", to: str, request: Request, truth: Offer) -> Offer:
+        """Return finite models."""
+        if self.only_round not in (None, request.round):
+            return truth
+        largest = torch.finfo(truth.model_KP.dtype).max / 2
+        model_KP = (self.factor * truth.model_KP.double()).clamp(-largest, largest)
+        return Offer(truth.clusters, model_KP.to(truth.model_KP))
 
 
 class InsiderNetwork(MemoryNetwork):

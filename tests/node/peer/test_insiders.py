@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from chaos.insiders import InsiderNetwork, Lie
+from chaos.insiders import InsiderNetwork, Lie, SaysRound, SendsModels
 from fedspd.config import validate
 from fedspd.core.errors import NodeError, RejectedError, StorageError, UnreachableError
 from fedspd.core.graph import Graph
@@ -76,16 +76,6 @@ def committed(peer: Peer) -> list[int]:
     return [event["round"] for event in events if event["event"] == "round"]
 
 
-class SaysRound(Lie):
-    """An insider that says it is in another round."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def hello(self, truth: Hello) -> Hello:
-        return replace(truth, round=self.round)
-
-
 # five honest nodes in a ring, and two insiders beside the same two of them
 FIVE_AND_TWO = Graph.from_edges(
     7, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (5, 0), (6, 0), (5, 1), (6, 1), (5, 6)]
@@ -144,20 +134,6 @@ def test_link_that_works_one_way_delays_nobody(tmp_path: Path) -> None:
 
 
 # ---- models
-
-
-class SendsModels(Lie):
-    """An insider that multiplies its models, in all rounds or in one."""
-
-    def __init__(self, factor: float, only_round: int | None = None) -> None:
-        self.factor, self.only_round = factor, only_round
-
-    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
-        if self.only_round not in (None, request.round):
-            return truth
-        largest = torch.finfo(truth.model_KP.dtype).max / 2
-        model_KP = (self.factor * truth.model_KP.double()).clamp(-largest, largest)
-        return Offer(truth.clusters, model_KP.to(truth.model_KP))
 
 
 COMPLETE = Graph.complete(4)

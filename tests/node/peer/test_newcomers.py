@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from chaos.plant import (
     Plant,
@@ -78,6 +80,39 @@ def test_newcomer_ignores_a_neighbour_that_offers_too_few_clusters(
     assert 'node=n0 error="offers a newcomer the clusters [0]; expected [0, 1]."' in caplog.text
     assert "network joined: node=n5 neighbours=2" in caplog.text
     assert plant.has_finished(5)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [lambda model_KP: torch.full_like(model_KP, 3e7), lambda model_KP: -9 * model_KP],
+    ids=["huge", "reversed"],
+)
+def test_newcomer_refuses_first_models_that_would_ruin_it(
+    lie: Callable[[torch.Tensor], torch.Tensor],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plain mean of three first models, of which one is a lie within the bound of a number."""
+    model, training = {"name": "linear"}, {"epochs": 20}
+    plant = Plant(build_config("fedavg", rounds=10, model=model, training=training), tmp_path)
+
+    def offer_lies() -> None:
+        protocol = plant.peers[0].protocol
+        honest = protocol._offer_to_newcomer
+
+        def offer(*about: Any) -> Offer:
+            truth = honest(*about)
+            return Offer(truth.clusters, lie(truth.model_KP))
+
+        monkeypatch.setattr(protocol, "_offer_to_newcomer", offer)
+
+    with caplog.at_level("INFO"):
+        run_instantly(run_with_newcomer(plant, offer_lies))
+    assert "first models refused: node=n0" in caplog.text
+    assert "network joined: node=n5 neighbours=2" in caplog.text
+    assert plant.peers[5].protocol.refused["n0"] == 1
+    assert plant.events(5)[0]["loss"] < 1.0  # a guess has 2.3
 
 
 def test_newcomer_with_one_live_neighbour_of_two_starts_in_its_round(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedspd.node.peer.sanity import find_excess
+from fedspd.node.peer.sanity import find_excess, find_outsized
 
 OWN = torch.tensor([[3.0, 4.0, 0.0]])  # of norm 5
 
@@ -43,3 +43,12 @@ def test_numbers_of_a_search_may_be_as_large_as_a_checksum():
 
 def test_offer_without_models_is_within_bounds():
     assert find_excess(OWN, torch.zeros(0, 3), is_model=True) is None
+
+
+def test_first_model_may_have_ten_times_the_norm_of_most():
+    five, fifty, more = torch.tensor([[3.0, 4.0]]), torch.tensor([[50.0]]), torch.tensor([[50.1]])
+    assert find_outsized([five, fifty, five]) == [False, False, False]
+    assert find_outsized([more, five, five]) == [True, False, False]
+    assert find_outsized([more, five]) == [True, False]  # of two, the shorter one counts
+    assert find_outsized([more]) == [False]
+    assert find_outsized([]) == []

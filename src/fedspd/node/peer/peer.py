@@ -18,8 +18,8 @@ from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Pace, Timeouts
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.protocol import ExchangeProtocol
-from fedspd.node.peer.sanity import Judge, is_finite, own_loss, shares_finite
-from fedspd.node.wire.messages import JOINING, Announcement, Transport
+from fedspd.node.peer.sanity import Judge, find_outsized, is_finite, own_loss, shares_finite
+from fedspd.node.wire.messages import JOINING, Announcement, Offer, Transport
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 
@@ -248,21 +248,42 @@ class Peer:
     async def _join(self) -> None:
         """Take a newcomer's first models from its neighbours, in the round that they are in."""
         blank, _ = await asyncio.to_thread(self.runner.blank_share)
-        clusters, answers = tuple(blank.want_CM[0].tolist()), []
-        for neighbour in self.detector.live_neighbours() if clusters else ():
-            if offer := await self.protocol.fetch_shared(neighbour.name, blank):
-                weights = (1.0,) * len(offer.clusters)
-                announcement = Announcement(0, JOINING, offer.clusters, weights, (), 0, 0)
-                answers.append(Answer(neighbour.client, announcement, offer))
-        if clusters and not answers:
+        clusters, offers = tuple(blank.want_CM[0].tolist()), {}
+        for name in [each.name for each in self.detector.live_neighbours()] if clusters else ():
+            if offer := await self.protocol.fetch_shared(name, blank):
+                offers[name] = offer
+        if clusters and not offers:
             raise NodeError(
                 "No neighbour gave its models to this newcomer; expected at least one. "
                 "Start it again when a neighbour is up."
             )
-        t = self.detector.confirmed_round()
+        # beyond the model there may be checksums, of any size
+        size = self.runner.plan.learner.size
+        is_outsized = find_outsized([offer.model_KP[:, :size] for offer in offers.values()])
+        good = {
+            name: offers[name] for name, bad in zip(offers, is_outsized, strict=True) if not bad
+        }
+        if await self._is_ruined_by(blank, good):
+            good = {n: o for n, o in good.items() if not await self._is_ruined_by(blank, {n: o})}
+            if await self._is_ruined_by(blank, good):
+                good = {}  # as any client begins
+                await self._is_ruined_by(blank, good)
+        for name in offers.keys() - good.keys():
+            self.protocol.refused[name] += 1
+            log.warning("first models refused: node=%s", name)
+        log.info("network joined: node=%s neighbours=%d", self.context.name, len(good))
+
+    async def _is_ruined_by(self, blank: Exchange, offers: dict[str, Offer]) -> bool:
+        """Start a newcomer from the mean of these models; return whether it is ruined then."""
+        answers = []
+        for name, offer in offers.items():
+            weights = (1.0,) * len(offer.clusters)
+            announcement = Announcement(0, JOINING, offer.clusters, weights, (), 0, 0)
+            answers.append(Answer(self.detector.neighbours[name].client, announcement, offer))
         rule = self.context.rule if self.context.rule in ROBUST else "uniform"
         neighbourhood = build_neighbourhood(self.context.client, blank, answers, len(answers), rule)
         if self.privacy is not None:
             self.privacy.begin_join(neighbourhood)
+        t = self.detector.confirmed_round()
         await asyncio.to_thread(self.runner.join, neighbourhood, t)
-        log.info("network joined: node=%s neighbours=%d", self.context.name, len(answers))
+        return await asyncio.to_thread(self._is_ruined)

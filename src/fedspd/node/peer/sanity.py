@@ -6,6 +6,8 @@ aggregation rule. Honest neighbours train from the same first model, so none com
 Shapes: K vectors offered, P numbers of each.
 """
 
+from statistics import median_low
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,14 @@ def find_excess(own_KP: Tensor, model_KP: Tensor, is_model: bool) -> str | None:
     if value > limit:
         return f"a parameter of {value:.3g}; expected at most {limit:.3g}, by this node's own."
     return None
+
+
+def find_outsized(model_NKP: list[Tensor]) -> list[bool]:
+    """Return which offers are far longer than most: the low median of their norms counts."""
+    norms = [float(model_KP.double().norm()) for model_KP in model_NKP]
+    if not norms:
+        return []
+    return [norm > MAX_NORM_RATIO * max(median_low(norms), 1.0) for norm in norms]
 
 
 def _largest(model_KP: Tensor) -> float:
