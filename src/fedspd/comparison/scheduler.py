@@ -20,6 +20,7 @@ from fedspd.core.errors import FedspdError, StorageError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
+from fedspd.experiment.interrupts import interrupts
 from fedspd.experiment.resuming import first_change
 from fedspd.runtime.processes import Child, require_fork
 from fedspd.storage.atomic import Json, disk_errors
@@ -208,12 +209,14 @@ def _run_in_parallel(
     queue = deque(waiting)
     running: RunningJobs = {}
     try:
-        while queue or running:
-            while queue and len(running) < parallel:
-                _start(queue.popleft(), folder, workers, running)
-            for connection in wait(list(running)):
-                assert isinstance(connection, Connection)
-                _take(connection, running, callbacks)
+        with interrupts() as stop:
+            while queue or running:
+                while queue and len(running) < parallel:
+                    _start(queue.popleft(), folder, workers, running)
+                for connection in wait(list(running)):
+                    assert isinstance(connection, Connection)
+                    _take(connection, running, callbacks)
+                stop.check()
     finally:
         for child in running.values():
             child.close()
