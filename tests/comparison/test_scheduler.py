@@ -14,6 +14,7 @@ from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
+from fedspd.experiment.callbacks import Callback
 from fedspd.storage.run_folder import RunFolder
 
 METHODS = ("fedspd", "fedavg", "local")
@@ -134,6 +135,23 @@ def run_quietly(jobs, folder):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     run_all(jobs, folder, 2)
+
+
+def test_ctrl_c_that_python_loses_ends_parallel_runs(tmp_path, monkeypatch):
+    class Loser:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    class Loses(Callback):
+        def on_start(self, event):
+            Loser()
+
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(list_jobs(tiny(), METHODS, 1), tmp_path / "c", 2, [Loses()])
+    signal.signal(signal.SIGINT, before)
+    assert multiprocessing.active_children() == []
 
 
 def test_comparison_that_older_code_began_gets_another_method(tmp_path, event_log):

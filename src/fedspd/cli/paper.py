@@ -33,7 +33,7 @@ from fedspd.paper.definition import (
 from fedspd.paper.hours import seconds_by_run
 from fedspd.paper.records import Records, key_of, settings_of
 from fedspd.paper.runs import (
-    Plan,
+    ExperimentPlan,
     list_missing_jobs,
     make_plan,
     missing_error,
@@ -185,7 +185,7 @@ def _run(names: Sequence[str], order: Order) -> int:
     """Run the experiments one after another; one that fails does not end the others."""
     records = Records(order.out)
     errors: dict[str, FedspdError] = {}
-    plans: list[Plan] = []
+    plans: list[ExperimentPlan] = []
     for name in names:
         try:
             plans.append(make_plan(load_experiment(name), order.scale, order.reading, records))
@@ -212,13 +212,13 @@ def _run(names: Sequence[str], order: Order) -> int:
     return 1 if errors else 0
 
 
-def _raise_only(errors: dict[str, FedspdError], plans: Sequence[Plan]) -> None:
+def _raise_only(errors: dict[str, FedspdError], plans: Sequence[ExperimentPlan]) -> None:
     """Raise the error of the only experiment, also if it lacks the data of all its rows."""
     for error in [*errors.values(), *filter(None, map(missing_error, plans))]:
         raise error
 
 
-def _write(plan: Plan, records: Records) -> tuple[PaperTable, Path]:
+def _write(plan: ExperimentPlan, records: Records) -> tuple[PaperTable, Path]:
     table = make_table(plan.experiment, plan.scale, plan.reading, records, plan.missing)
     return table, pages.write_report(table, records)
 
@@ -235,11 +235,11 @@ def _print_table(table: PaperTable, folder: Path, as_json: bool) -> None:
     console.print(f"Report: {folder / 'report.html'}", markup=False, soft_wrap=True)
 
 
-def _missing(plans: Sequence[Plan]) -> dict[str, dict[str, str]]:
+def _missing(plans: Sequence[ExperimentPlan]) -> dict[str, dict[str, str]]:
     return {plan.experiment.name: plan.missing for plan in plans if plan.missing}
 
 
-def _print_missing(plans: Sequence[Plan], errors: dict[str, FedspdError]) -> None:
+def _print_missing(plans: Sequence[ExperimentPlan], errors: dict[str, FedspdError]) -> None:
     """Say at the end what is missing, and how to get it."""
     for name, error in errors.items():
         print(f"fedspd: {name} is not complete: {error}", file=sys.stderr)

@@ -20,6 +20,7 @@ from fedspd.core.errors import FedspdError, StorageError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
+from fedspd.experiment.interrupts import interrupts
 from fedspd.experiment.resuming import first_change
 from fedspd.experiment.sharing import borrow_rounds, can_lend, rounds_key
 from fedspd.runtime.processes import Child, require_fork
@@ -241,15 +242,17 @@ def _run_in_parallel(
     queue = deque(chains)
     running: RunningJobs = {}
     try:
-        while queue or running:
-            while queue and len(running) < parallel:
-                job, *rest = queue.popleft()
-                child = _start(job, folder, workers, share)
-                running[child.connection] = child, rest
-            for connection in wait(list(running)):
-                assert isinstance(connection, Connection)
-                if rest := _take(connection, running, callbacks):
-                    queue.appendleft(rest)
+        with interrupts() as stop:
+            while queue or running:
+                while queue and len(running) < parallel:
+                    job, *rest = queue.popleft()
+                    child = _start(job, folder, workers, share)
+                    running[child.connection] = child, rest
+                for connection in wait(list(running)):
+                    assert isinstance(connection, Connection)
+                    if rest := _take(connection, running, callbacks):
+                        queue.appendleft(rest)
+                stop.check()
     finally:
         for child, _ in running.values():
             child.close()

@@ -83,14 +83,18 @@ def run(
     if isinstance(config, str | Path):
         check_used(settings, [settings.method])
     check_callbacks(callbacks)
-    with engine_factory(engine, workers, address) as make_engine, ExitStack() as shown:
+    with (
+        engine_factory(engine, workers, address) as make_engine,
+        interrupts() as stop,
+        ExitStack() as shown,
+    ):
         experiment = build_experiment(settings, data, model)
         run_folder = _resume(folder, experiment) if resume else _start(folder, experiment)
         followers = [Recorder(run_folder), *callbacks]
         try:
             if is_watched() if progress is None else progress:
                 followers.append(shown.enter_context(_progress()))
-            with closing(make_engine(experiment.plan)) as made, interrupts() as stop:
+            with closing(make_engine(experiment.plan)) as made:
                 has_scores = experiment.plan.validation is not None
                 best = BestRound(settings.patience) if has_scores else None
                 about_run = stop, _new_ledger(experiment), best
@@ -177,6 +181,7 @@ class _Training:
                 losses = 0 if done.round > before.round else losses
                 shown = config.rounds + 1 if done.is_final else done.round
                 notify(self.callbacks, {**start, "round": shown})
+                self.interrupts.check()
                 return self._complete_from(done)
             except BlockLostError as error:
                 losses += 1
@@ -232,14 +237,13 @@ class _Training:
             stopped = notify(self.callbacks, event) or self._stop_reason(event)
             done = Progress(done.round + 1, stopped=stopped)
             self.interrupts.has_unsaved_rounds = True
-            now, is_interrupted = time.perf_counter(), self.interrupts.check()
+            now, is_interrupted = time.perf_counter(), self.interrupts.is_requested
             is_last = done.round == rounds or done.stopped is not None or is_interrupted
             if is_last or now - saved_at >= cost / CHECKPOINT_SHARE:
                 self._save(done)
                 saved_at = time.perf_counter()
                 cost = saved_at - now
-            if self.interrupts.check():
-                raise KeyboardInterrupt
+            self.interrupts.check()
         return done
 
     def _stop_reason(self, event: Json) -> str | None:

@@ -18,7 +18,7 @@ from fedspd.paper.records import Records, key_of, settings_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     """The cells of an experiment that can run here, and why the others cannot."""
 
     experiment: PaperExperiment
@@ -38,7 +38,7 @@ class Plan:
 
 def make_plan(
     experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
-) -> Plan:
+) -> ExperimentPlan:
     """Return the cells to run; a row that stands in for another is there if that one cannot run.
 
     Data are needed only for runs that have no record yet.
@@ -55,7 +55,7 @@ def make_plan(
             missing[row.name] = sentence
         else:
             cells += own
-    return Plan(experiment, scale, reading, cells, missing)
+    return ExperimentPlan(experiment, scale, reading, cells, missing)
 
 
 def missing_data(config: ExperimentConfig) -> str | None:
@@ -70,7 +70,7 @@ def missing_data(config: ExperimentConfig) -> str | None:
     return None
 
 
-def list_missing_jobs(plan: Plan, records: Records) -> list[Job]:
+def list_missing_jobs(plan: ExperimentPlan, records: Records) -> list[Job]:
     """Return a job for every run of the plan without a record, after a look at finished runs."""
     jobs = {name_of(config): Job(name_of(config), config, {}) for config in plan.configs}
     records.harvest(jobs, [job.config for job in jobs.values()])
@@ -84,7 +84,7 @@ def name_of(config: ExperimentConfig) -> str:
 
 
 def run_plan(
-    plan: Plan,
+    plan: ExperimentPlan,
     records: Records,
     machine: Machine,
     device: str = "cpu",
@@ -112,7 +112,9 @@ def run_plan(
     return error
 
 
-def keep_records(plan: Plan, records: Records, wanted: Sequence[ExperimentConfig]) -> None:
+def keep_records(
+    plan: ExperimentPlan, records: Records, wanted: Sequence[ExperimentConfig]
+) -> None:
     """Write the records of the plan, and drop checkpoints that no wanted run needs any more."""
     names = {name_of(config): config for config in plan.configs}
     records.harvest(names, names.values())
@@ -126,7 +128,7 @@ def keep_records(plan: Plan, records: Records, wanted: Sequence[ExperimentConfig
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def missing_error(plan: Plan) -> DataError | None:
+def missing_error(plan: ExperimentPlan) -> DataError | None:
     """Return the error of an experiment that cannot run at all for lack of data."""
     if plan.cells:
         return None

@@ -55,7 +55,7 @@ class SecretDraws(Draws):
         return torch.from_numpy(ndtri(self.uniform(count).numpy()))
 
 
-class Source:
+class NoiseSource:
     """The draws of a mechanism.
 
     secret   None in a simulation, whose draws follow from keys. A node sets it before each round.

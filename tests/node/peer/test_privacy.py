@@ -25,7 +25,7 @@ from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.budget import Budget, Schedule, planned_releases
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.privacy.options import PrivacyOptions
-from fedspd.privacy.randomness import Source
+from fedspd.privacy.randomness import NoiseSource
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.testing import Subject
 from fedspd.testing.peers import MemoryNetwork, open_peers, run_together
@@ -43,7 +43,7 @@ def budget_of(options: PrivacyOptions = NO_LIMIT) -> Budget:
 
 def subject(method: str = "fedavg", **options: object) -> Subject:
     """Return a method with its own source of noise."""
-    return Subject(METHODS[method], 2, options, replace(MECHANISM, source=Source()))
+    return Subject(METHODS[method], 2, options, replace(MECHANISM, source=NoiseSource()))
 
 
 def runner_of(method: str = "fedavg", client: int = 0, **options: object) -> BlockRunner:
