@@ -19,7 +19,7 @@ from fedspd.core.mechanism import Mechanism
 from fedspd.engines.simulator import Simulator
 from fedspd.privacy.budget import PlannedRound, Schedule, planned_releases
 from fedspd.privacy.mechanisms import DPSGD, NoisyUpdate
-from fedspd.privacy.randomness import Source
+from fedspd.privacy.randomness import NoiseSource
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
 from fedspd.testing import CHECKS, Check, Subject
@@ -158,7 +158,7 @@ def patch_centre(seen: list[torch.Tensor]):
 
 def test_draws_about_examples_are_secret_at_a_node():
     """The first assignment, the folds, dropout and augmentation go example by example."""
-    plan = subject_of("fedspd", replace(MECHANISM, source=Source())).plan()
+    plan = subject_of("fedspd", replace(MECHANISM, source=NoiseSource())).plan()
     first = plan.algorithm.begin(plan.learner, plan.train, plan.key).assignment_CE
     mechanism = plan.learner.mechanism
     mechanism.source.secret = b"a" * 32
