@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedspd.config import validate
+from fedspd.config import validate, without_other_methods
 from fedspd.experiment.build import build_budget, build_experiment
 from fedspd.experiment.runner import run
 from fedspd.privacy.accountant import epsilon
@@ -188,6 +188,7 @@ def complete(runs: dict[str, Tree], out: Path, most: int | None, only: tuple[str
         folder, tree = out / name, runs[name]
         print(name, flush=True)
         has_begun = (folder / "run.json").exists()
+        tree = without_other_methods(tree, tree["method"])
         data = clients_of(tree.get("seed", 0))
         run(None if has_begun else tree, data=data, out=folder, resume=has_begun, workers=1)
 

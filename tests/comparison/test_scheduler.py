@@ -64,7 +64,7 @@ def test_methods_share_partition_and_graph_of_a_seed(uninterrupted):
 
 
 def test_runs_equal_single_runs(uninterrupted):
-    single = runner.run(tiny("method=fedavg", "seed=1"))
+    single = runner.run(tiny("method=fedavg", "seed=1", "fedspd.final_epochs=default"))
     assert hashes(uninterrupted)["fedavg,seed=1"] == single.summary["hash"]
 
 
@@ -176,10 +176,11 @@ def forget_a_key(folder):
 
 
 def test_run_that_older_code_began_is_resumed(tmp_path):
-    result = runner.run(tiny("method=local"), out=tmp_path / "a")
+    config = tiny("method=local", "fedspd.final_epochs=default")
+    result = runner.run(config, out=tmp_path / "a")
     forget_a_key(tmp_path / "a")
     (tmp_path / "a" / "result.json").unlink()
-    again = runner.run(tiny("method=local"), out=tmp_path / "a", resume=True)
+    again = runner.run(config, out=tmp_path / "a", resume=True)
     assert again.summary == result.summary
     assert runner.run(out=tmp_path / "a", resume=True).summary == result.summary
 

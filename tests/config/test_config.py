@@ -344,8 +344,30 @@ def test_options_that_follow_from_privacy_are_nobodys_choice():
     check_used(load(overrides=["method=fedavg", "privacy.epsilon=8"]), ["fedavg"])
 
 
-def test_exchange_only_takes_names_from_the_command_line():
-    assert load(overrides=["exchange.only=0,2.norm"]).exchange.only == ["0", "2.norm"]
+@pytest.mark.parametrize(
+    ("option", "key", "owner", "other"),
+    [
+        ("momentum", "optimizer", "sgd", "adamw"),
+        ("decay", "schedule", "step", "cosine"),
+        ("decay_every", "schedule", "step", "constant"),
+    ],
+)
+def test_option_of_another_optimizer_or_schedule_is_refused(option, key, owner, other):
+    value = 9 if option == "decay_every" else 0.9
+    assert rejection(f"training.{option}={value}", f"training.{key}={other}") == (
+        f"training.{option} = {value}: an option of training.{key} = '{owner}' only, and "
+        f"training.{key} = '{other}'. Leave it out."
+    )
+    default = getattr(load().training, option)
+    load(overrides=[f"training.{option}={default}", f"training.{key}={other}"])
+
+
+def test_lists_of_names_come_from_the_command_line():
+    overrides = ["exchange.only=0,2.norm", "data.augment=crop,flip", "data.inputs=a"]
+    config = load(overrides=overrides)
+    assert config.exchange.only == ["0", "2.norm"]
+    assert config.data.augment == ["crop", "flip"]
+    assert config.data.inputs == ["a"]
     assert load(overrides=["exchange.only=2"]).exchange.only == ["2"]
     with pytest.raises(ConfigError, match=r"exchange\.only"):
         validate({"exchange": {"only": []}})

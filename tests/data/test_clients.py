@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 import fedspd
 from fedspd.core.errors import ConfigError, DataError
 from fedspd.core.keys import Key
+from fedspd.data.arrays import Reading
 from fedspd.data.custom import load_source
 from fedspd.data.options import DataOptions
 from fedspd.data.partitioning import federate
@@ -95,6 +96,7 @@ def test_folder_with_a_file_per_client(tmp_path, is_nested):
         x, y = own(name)
         np.savez(folder / f"{name}.npz", x=x, y=y)
     assert by_client(load_source(tmp_path)) == EXPECTED
+    assert load_source(tmp_path, reading=Reading(task="regression")).classes == 0
 
 
 def test_folder_of_images_per_client_and_class(tmp_path):

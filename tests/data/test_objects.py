@@ -60,6 +60,17 @@ def test_table_that_cannot_be_read_is_refused(table, reading, sentence):
         load_source(table, reading=reading)
 
 
+def test_columns_are_refused_where_there_are_none(tmp_path):
+    x, y = TABLE[["a", "b"]].to_numpy(), TABLE["kind"].to_numpy()
+    np.savez(tmp_path / "a.npz", x=x, y=y.astype(str))
+    for data in ((x, y), {"one": (x, y)}, tmp_path / "a.npz", "digits"):
+        with pytest.raises(DataError, match=r"^data.client = 'who': '.*' has no columns; expected"):
+            load_source(data, reading=Reading(client="who"))
+    with pytest.raises(DataError, match=r"^data.inputs = a, b: 'custom' has no columns; expected"):
+        load_source((x, y), reading=Reading(inputs=("a", "b")))
+    load_source({"one": TABLE}, reading=READ)
+
+
 def test_damaged_tables_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")

@@ -12,7 +12,7 @@ from torch import nn
 import fedspd
 from fedspd.algorithms import METHODS
 from fedspd.algorithms.local import Local
-from fedspd.config import validate
+from fedspd.config import validate, without_other_methods
 from fedspd.core.errors import MethodError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
@@ -43,7 +43,7 @@ def outcome(config, workers, model=None):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_simulator_gives_the_same_result_with_one_two_and_three_workers(method):
-    config = TINY | {"method": method}
+    config = without_other_methods(TINY | {"method": method}, method)
     one = outcome(config, 1)
     assert outcome(config, 2) == one
     assert outcome(config, 3) == one

@@ -18,7 +18,6 @@ TINY = {
     "data": {"examples": 24},
     "topology": {"degree": 2},
     "training": {"epochs": 1, "batch": 8},
-    "fedspd": {"final_epochs": 1},
 }
 
 

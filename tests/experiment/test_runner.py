@@ -14,7 +14,7 @@ from torch import nn
 
 import fedspd
 from fedspd.algorithms import METHODS
-from fedspd.config import load
+from fedspd.config import load, validate
 from fedspd.core.errors import ConfigError, DataError, StorageError
 
 TINY = {
@@ -24,7 +24,6 @@ TINY = {
     "data": {"examples": 24},
     "topology": {"degree": 2},
     "training": {"epochs": 1, "batch": 8},
-    "fedspd": {"final_epochs": 1},
 }
 
 
@@ -234,6 +233,16 @@ def test_run_works_inside_a_thread(result, workers):
     assert found == [result.summary["hash"]]
 
 
+def test_run_refuses_a_model_function_that_returns_no_module():
+    for found, kind in ((None, "NoneType"), (nn.Linear, "type")):
+        with pytest.raises(ConfigError, match=rf"^model: the function returned .* {kind};"):
+            fedspd.run(TINY, model=lambda shape, classes, found=found: found)
+
+
+def test_result_of_a_method_without_clusters_has_an_empty_mixture():
+    assert fedspd.run(TINY | {"method": "local", "rounds": 1}).mixture.shape == (4, 0)
+
+
 def test_run_accepts_a_closure_as_model_with_two_workers():
     width = 7
 
@@ -358,6 +367,10 @@ def test_run_refuses_callbacks_that_are_none(callbacks, tmp_path):
     [
         ({"clients": 5_000_000}, "^clients . holdout_clients = 5000000: 'digits' has only 1442"),
         ({"options": {"mu": 1}}, "^options.mu = 1: an option of a method given as module:Class"),
+        (
+            {"method": "fedavg", "fedspd": {"warmup": 3}},
+            "^fedspd.warmup = 3: an option of 'fedspd' only, and method = 'fedavg'. Leave it out",
+        ),
         ({"data": {"name": " "}}, "^data.name = ' ': empty; expected one of: cifar10"),
         (
             {"method": "fedsoft", "fedsoft": {"select": 9}, "topology": {"kind": "star"}},
@@ -374,8 +387,9 @@ def test_run_refuses_callbacks_that_are_none(callbacks, tmp_path):
     ],
 )
 def test_run_refuses_what_it_could_not_do(settings, sentence):
-    with pytest.raises(fedspd.FedspdError, match=sentence):
-        fedspd.run(TINY | settings)
+    for config in (TINY | settings, validate(TINY | settings)):
+        with pytest.raises(fedspd.FedspdError, match=sentence):
+            fedspd.run(config)
 
 
 def test_resume_refuses_the_checkpoint_of_another_run(own, tmp_path):
@@ -402,6 +416,17 @@ def test_resume_and_open_refuse_a_result_without_its_fields(own, tmp_path):
     with pytest.raises(StorageError, match=sentence):
         fedspd.run(out=tmp_path / "a", data=ARRAYS, model=net, resume=True)
     with pytest.raises(StorageError, match=sentence):
+        fedspd.open(tmp_path / "a", data=ARRAYS, model=net)
+
+
+def test_open_refuses_lost_events_and_result_lost_checkpoints(own, tmp_path):
+    shutil.copytree(own.folder, tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    result = fedspd.open(tmp_path / "a", data=ARRAYS, model=net)
+    with pytest.raises(StorageError, match=r"a': no checkpoint, so the clients' models are lost"):
+        result.model(0)
+    (tmp_path / "a" / "events.jsonl").write_text("")
+    with pytest.raises(StorageError, match=r"events.jsonl' is damaged: 0 of 2 rounds and not the"):
         fedspd.open(tmp_path / "a", data=ARRAYS, model=net)
 
 

@@ -20,7 +20,6 @@ TINY = {
     "data": {"examples": 24},
     "topology": {"degree": 2},
     "training": {"epochs": 1, "batch": 8},
-    "fedspd": {"final_epochs": 1},
 }
 SPLIT = TINY | {"data": {"examples": 24, "validation": 0.25}}
 

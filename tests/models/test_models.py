@@ -206,7 +206,6 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_models.py").write_text(
         "from torch.nn import Linear\n"
         "def tiny(shape, classes): return Linear(shape[0], classes)\n"
-        "def word(shape, classes): return 'a model'\n"
         "def broken(shape, classes): raise ValueError('no such width')\n"
         "size = 3\n"
     )
@@ -230,10 +229,6 @@ def test_build_model_calls_an_installed_function() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "users_models:word",
-            "model.name = 'users_models:word': the call returned str; expected a torch.nn.Module.",
-        ),
         (
             "users_models:broken",
             r"shape \(5,\) and 3 classes failed with ValueError: no such width",

@@ -60,6 +60,7 @@ def measure_overhead(size: BenchmarkSize) -> Iterator[BenchmarkResult]:
     x_EIHW, y_E = plain.pixels(1, int(POOL_FACTOR * size.clients * size.examples))[0]
     data = (x_EIHW, y_E, x_EIHW[:TEST_EXAMPLES], y_E[:TEST_EXAMPLES])
     config = {
+        "method": "fedspd",
         "clients": size.clients,
         "data": {"examples": size.examples},
         "topology": {"degree": min(6, size.clients - 1)},

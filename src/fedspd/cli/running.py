@@ -37,7 +37,7 @@ def run(
     as_json: bool,
 ) -> int:
     """Run an experiment or continue one, draw its figures, show its summary; return the code."""
-    config = _resumed_config(resume, settings, out) if resume else _load(settings)
+    config = _resumed_config(resume, settings, out) if resume else load(*split_arguments(settings))
     name = f"{config.method}-{Path(config.data.name).stem}".replace(":", ".") if config else "run"
     folder = resume or out or new_folder(name)
     hint = _continue_hint(folder, f"run --resume {shlex.quote(str(folder))}")
@@ -110,7 +110,9 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
             f"--resume {resume}: a run that has begun is not estimated. "
             "Leave out --resume and give its config, or leave out --dry-run."
         )
-    cost = estimate(build_experiment(_load(settings)), workers)
+    config = load(*split_arguments(settings))
+    check_used(config, [config.method])
+    cost = estimate(build_experiment(config), workers)
     if as_json:
         print(json.dumps(cost))
         return
@@ -124,13 +126,6 @@ def dry_run(settings: list[str], resume: Path | None, workers: int, as_json: boo
     table.add_row("gradient steps", f"{cost['steps']:,}")
     table.add_row(f"time with {workers} workers", f"{cost['seconds']:,.0f} s")
     Console().print(table, f"From {cost['from']}.")
-
-
-def _load(settings: list[str]) -> ExperimentConfig:
-    path, overrides = split_arguments(settings)
-    config = load(path, overrides)
-    check_used(config, [config.method])
-    return config
 
 
 def new_folder(name: str) -> Path:

@@ -20,7 +20,7 @@ from fedspd.experiment.resuming import check_same
 from fedspd.experiment.runner import Config, as_config, is_watched
 from fedspd.reporting import pages, run_figures
 from fedspd.reporting.method_rows import Comparison
-from fedspd.reporting.runs import is_comparison
+from fedspd.reporting.runs import check_events, is_comparison
 from fedspd.storage.atomic import Json
 from fedspd.storage.history import costs, reach
 from fedspd.storage.run_folder import RunFolder
@@ -230,6 +230,7 @@ def open_folder(
         return report(path)
     run_folder = RunFolder.open(path)
     summary = run_folder.read_complete("result.json")
+    check_events(run_folder, summary["rounds"])
     experiment = build_experiment(load(path / "config.toml"), data, model)
     check_same(run_folder, experiment)
     return Result(path, experiment, summary)

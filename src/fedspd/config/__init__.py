@@ -13,7 +13,6 @@ from fedspd.config.files import (
 )
 from fedspd.config.schema import METHOD_TABLES, ExperimentConfig
 from fedspd.config.validation import (
-    check_custom_options,
     check_used,
     clusters_of,
     method_class,
@@ -29,7 +28,6 @@ __all__ = [
     "as_dict",
     "as_toml",
     "changes",
-    "check_custom_options",
     "check_used",
     "clusters_of",
     "given_dict",

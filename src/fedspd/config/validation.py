@@ -32,6 +32,7 @@ def validate(tree: Mapping[str, Any]) -> ExperimentConfig:
     except ValidationError as error:
         raise ConfigError(error_message(error, ExperimentConfig)) from None
     clusters_of(config)
+    config.training.check()
     _check_types(config)
     _check_patience(config)
     config = _protected(config, tree)
@@ -65,13 +66,6 @@ def check_used(config: ExperimentConfig, methods: Sequence[str]) -> None:
     for table in sorted({*METHODS, "options"} - used):
         for name, value in _chosen(config, table).items():
             raise _unused(f"{table}.{name}", value, table, methods)
-
-
-def check_custom_options(config: ExperimentConfig) -> None:
-    """Refuse the table `options` for a method that has a table of its own."""
-    for name, value in config.options.model_dump().items():
-        if config.method in METHODS:
-            raise _unused(f"options.{name}", value, "options", [config.method])
 
 
 def _chosen(config: ExperimentConfig, table: str) -> dict[str, Any]:

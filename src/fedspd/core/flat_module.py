@@ -44,7 +44,13 @@ class FlatModule:
         self.factory, self.head = factory, head
         self.device, self.dtype = torch.device(device), dtype
         with keyed_randomness(Key(0), self.device):
-            self.module = factory().to(device=self.device, dtype=dtype)
+            module = factory()
+            if not isinstance(module, nn.Module):
+                raise ConfigError(
+                    f"model: the function returned a value of type {type(module).__name__}; "
+                    "expected an nn.Module."
+                )
+            self.module = module.to(device=self.device, dtype=dtype)
         self.channels_last = any(isinstance(m, nn.Conv2d) for m in self.module.modules())
         self.module.eval()  # so that the module's mode is that of all its layers
         self._lay_out()

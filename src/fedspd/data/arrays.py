@@ -33,12 +33,14 @@ class RawPart:
     y        array-like, with one target per example
     client   the client of each example, if the data have clients of their own
     classes  the names of the classes, if y is known to be their numbers
+    has_columns  whether x and y were columns with names
     """
 
     x: Any
     y: Any
     client: Any = None
     classes: tuple[str, ...] = ()
+    has_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def from_parts(
     first, rest, owners = _with_test(examples, owners)
     _check_agreement(first, rest)
     names = classes if classes != tuple(map(str, range(len(classes)))) else ()
-    return Source(name, first, rest, len(classes), names, owners, tuple(notes))
+    about = tuple(notes), train.has_columns
+    return Source(name, first, rest, len(classes), names, owners, *about)
 
 
 def _numbered(parts: Sequence[NDArray[Any]]) -> tuple[str, ...]:
@@ -141,8 +144,9 @@ def from_clients(
             if part is not None:
                 _append(columns, part, client)
     classes = next((part.classes for part, _ in clients.values() if part.classes), ())
+    about = classes, any(part.has_columns for part, _ in clients.values())
     joined = [
-        RawPart(_joined(each.x, "x"), _joined(each.y, "y"), np.array(each.client), classes)
+        RawPart(_joined(each.x, "x"), _joined(each.y, "y"), np.array(each.client), *about)
         for each in (train, test)
         if each.client
     ]

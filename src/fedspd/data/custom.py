@@ -31,6 +31,18 @@ FORMS = (
 def load_source(spec: object, folder: Path | None = None, reading: Reading | None = None) -> Source:
     """Return the source that `spec` names or contains; an official dataset's name comes first."""
     reading = reading or Reading()
+    source = _read(spec, folder, reading)
+    for key in ("inputs", "target", "client"):
+        if (value := getattr(reading, key)) and not source.has_columns:
+            shown = f"'{value}'" if isinstance(value, str) else ", ".join(value)
+            raise DataError(
+                f"data.{key} = {shown}: '{source.name}' has no columns; expected a table or a "
+                "Hugging Face dataset. Leave it out."
+            )
+    return source
+
+
+def _read(spec: object, folder: Path | None, reading: Reading) -> Source:
     if isinstance(spec, str | Path):
         return _named_source(str(spec), folder, reading)
     if isinstance(spec, Source):

@@ -116,7 +116,8 @@ def from_folder(path: Path, reading: Reading) -> Source:
     name, folders = path.resolve().name, _subfolders(path)
     files = {file.stem: file for file in _data_files(path)}
     if files and not folders:
-        return from_clients({key: _file_parts(f, reading) for key, f in files.items()}, name)
+        clients = {key: _file_parts(file, reading) for key, file in files.items()}
+        return from_clients(clients, name, reading)
     held = {folder.name: _data_files(folder) for folder in folders}
     if folders and all(len(own) == 1 for own in held.values()):
         clients = {key: _file_parts(own[0], reading) for key, own in held.items()}

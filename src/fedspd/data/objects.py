@@ -105,7 +105,7 @@ def table_parts(table: Any, reading: Reading, where: str) -> Parts:
     def part(rows: Any) -> RawPart:
         own = None if client is None else _values(rows[client], client, where)
         x = _table_inputs(rows, inputs, where)
-        return RawPart(x, _values(rows[target], target, where), own)
+        return RawPart(x, _values(rows[target], target, where), own, has_columns=True)
 
     if has_split:
         return part(table[table[SPLIT] == "train"]), part(table[table[SPLIT] == "test"])
@@ -167,7 +167,8 @@ def hugging_face_part(dataset: Any, reading: Reading, where: str) -> RawPart:
         arrays = [_hugging_face_column(dataset, name, where) for name in inputs]
         x = arrays[0] if len(arrays) == 1 and arrays[0].ndim > 1 else np.stack(arrays, axis=1)
     own = None if client is None else as_array(list(dataset[client]), f"column '{client}'")
-    return RawPart(x, as_array(list(dataset[target]), f"column '{target}'"), own, classes)
+    y = as_array(list(dataset[target]), f"column '{target}'")
+    return RawPart(x, y, own, classes, has_columns=True)
 
 
 def _kinds(dataset: Any) -> dict[str, str]:

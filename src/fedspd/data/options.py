@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fedspd.core.augmentation import Augmentation
-from fedspd.core.options import Options
+from fedspd.core.options import Options, split_names
 
 MixtureName = Literal[
     "rotation",
@@ -47,7 +47,7 @@ class DataOptions(Options):
         description="A dataset from `fedspd data list`, an .npz, .csv or .parquet file, a folder, "
         "or `module:function`.",
     )
-    inputs: list[str] | None = Field(
+    inputs: Annotated[list[str] | None, BeforeValidator(split_names)] = Field(
         None,
         description="Only for tables and Hugging Face datasets: the columns of the inputs. The "
         "default is the column of images, or all columns that are not used otherwise.",
@@ -74,7 +74,7 @@ class DataOptions(Options):
         description="`standard` shifts and scales every input that is not an image to mean 0 and "
         "standard deviation 1, by each client's own training examples.",
     )
-    augment: list[Augmentation] = Field(
+    augment: Annotated[list[Augmentation], BeforeValidator(split_names)] = Field(
         [],
         description="Random changes of training images, drawn for every local update: `crop` "
         "shifts an image by up to an eighth of its size, `flip` mirrors one in two.",

@@ -55,6 +55,7 @@ class Source:
     class_names  their names, where they are not 0, 1, 2, ...
     owners       whose examples these are, where the data have clients of their own
     notes        sentences about guesses that could be wrong
+    has_columns  whether the examples came from columns with names
     """
 
     name: str
@@ -64,6 +65,7 @@ class Source:
     class_names: tuple[str, ...] = ()
     owners: Owners | None = None
     notes: tuple[str, ...] = ()
+    has_columns: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

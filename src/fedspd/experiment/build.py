@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedspd import models, topology
 from fedspd.config import (
     ExperimentConfig,
-    check_custom_options,
     clusters_of,
     method_class,
     method_options,
@@ -57,7 +56,6 @@ def build_experiment(
     config: ExperimentConfig, data: Any = None, model: ModelFactory | None = None
 ) -> Experiment:
     """Return the experiment; the user's `data` and `model` replace data.name and model.name."""
-    check_custom_options(config)
     key = Key(config.seed)
     source = load_source(config.data.name if data is None else data, reading=reading_of(config))
     config = _with_own_clients(config, source)

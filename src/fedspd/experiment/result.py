@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspd.core.errors import ConfigError
+from fedspd.core.errors import ConfigError, StorageError
 from fedspd.experiment.build import Experiment
 from fedspd.experiment.frames import as_frame, html_table, overview
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 from fedspd.storage.history import history, reach
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import RESTORE, RunFolder
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class Result:
 
     @property
     def mixture(self) -> NDArray[np.float64]:
-        """The mixture weights of every client, by cluster."""
-        return np.array(self.summary["clients"]["mixture"], dtype=float)
+        """The mixture weights of every client, by cluster; no columns if the method has none."""
+        mixture = self.summary["clients"]["mixture"]
+        return np.array(mixture or [[]] * self.experiment.plan.clients, dtype=float)
 
     @property
     def classes(self) -> list[str]:
@@ -111,6 +112,9 @@ class Result:
             self.experiment.plan.select_clients(range(int(client), int(client) + 1))
         )
         latest = RunFolder(self.folder).latest()
-        assert latest is not None
+        if latest is None:
+            raise StorageError(
+                f"'{self.folder}': no checkpoint, so the clients' models are lost. {RESTORE}"
+            )
         runner.load(latest[0])
         return runner

@@ -78,9 +78,10 @@ def run(
         raise ConfigError("resume = True: expected the folder of the run as out.")
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
-    given = None if resume and config is None else as_config(config)
-    settings = resumed_config(folder, given) if resume else as_config(config)
-    if isinstance(config, str | Path):
+    if resume:
+        settings = resumed_config(folder, None if config is None else as_config(config))
+    else:
+        settings = as_config(config)
         check_used(settings, [settings.method])
     check_callbacks(callbacks)
     with (

@@ -58,15 +58,10 @@ def _check_options(options: ModelOptions, name: str) -> None:
 def _custom_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     factory = load_object("model.name", name, ConfigError)
     try:
-        model = factory(shape, classes)
+        model: nn.Module = factory(shape, classes)
     except Exception as error:
         raise ConfigError(
             f"model.name = '{name}': the call with shape {shape} and {classes} classes failed "
             f"with {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model.name = '{name}': the call returned {type(model).__name__}; "
-            "expected a torch.nn.Module."
-        )
     return model

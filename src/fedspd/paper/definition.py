@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedspd.config import ExperimentConfig, validate
+from fedspd.config import ExperimentConfig, load, validate, without_other_methods
 from fedspd.config.messages import error_message
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.options import Options
@@ -104,7 +104,7 @@ class PaperExperiment:
     definition: Definition
 
     def tree(self, row: Setting, column: Setting, scale: ScaleName, reading: ReadingName) -> Tree:
-        """Return the config of a cell as a tree of values."""
+        """Return the config of a cell as a tree of values, with the options of its method alone."""
         own = self.definition
         tree: Tree = {}
         layers = [own.config, row.config, column.config, getattr(own, scale).config]
@@ -115,7 +115,7 @@ class PaperExperiment:
             tree["fedspd"] = READINGS[reading] | tree.get("fedspd", {})
         if tree.get("topology", {}).get("kind") == "star":
             tree["topology"] = {"kind": "star"}
-        return tree
+        return without_other_methods(tree, tree.get("method", load().method))
 
     def cell(
         self, row: Setting, column: Setting, scale: ScaleName, reading: ReadingName = "text"

@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from fedspd.algorithms import METHODS
-from fedspd.config import METHOD_TABLES, ExperimentConfig, as_dict, set_key, validate
+from fedspd.config import (
+    ExperimentConfig,
+    as_dict,
+    set_key,
+    validate,
+    without_other_methods,
+)
 from fedspd.core.errors import ConfigError
-from fedspd.core.imports import options_table
 from fedspd.core.metrics import TRAINING_ACCURACY
 from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import mean
@@ -36,7 +41,7 @@ WITHOUT_EFFECT = ("metrics", "device")  # keys of what is measured, and where
 def settings_of(config: ExperimentConfig) -> Json:
     """Return the method, the seed and all values that are not defaults and change the run."""
     defaults, unused = _defaults(), (*WITHOUT_EFFECT, *unused_keys(config))
-    values = _without_other_methods(config, as_dict(config))
+    values = flatten(without_other_methods(as_dict(config), config.method))
     changed = {
         key: value
         for key, value in values.items()
@@ -54,12 +59,7 @@ def unused_keys(config: ExperimentConfig) -> tuple[str, ...]:
 def given_settings(config: ExperimentConfig) -> Json:
     """Return the values that the config was made with, also if they are defaults, by dotted key."""
     tree = config.model_dump(exclude_unset=True, exclude_none=True, by_alias=True)
-    return _without_other_methods(config, tree)
-
-
-def _without_other_methods(config: ExperimentConfig, tree: Json) -> Json:
-    others = {*METHOD_TABLES, "options"} - {options_table(config.method)}
-    return flatten({key: value for key, value in tree.items() if key not in others})
+    return flatten(without_other_methods(tree, config.method))
 
 
 def config_of(settings: Json) -> ExperimentConfig:

@@ -136,18 +136,18 @@ def _read_runs(folder: Path, points: Sequence[Json]) -> list[Run]:
         history(record),
         points[0],
     )
-    _check_events(run)
+    check_events(record, run.result["rounds"])
     distinct = [point for i, point in enumerate(points) if point not in points[:i]]
     return [replace(run, point=point) for point in distinct]
 
 
-def _check_events(run: Run) -> None:
+def check_events(record: RunFolder, rounds: int) -> None:
     """Refuse events that are not those of a finished run, as resuming it does."""
-    kinds = [event.get("event") for event in RunFolder(run.folder).events()]
-    found, expected = kinds.count("round"), run.result["rounds"]
-    if "final" not in kinds or found < expected:
-        path = run.folder / "events.jsonl"
+    kinds = [event.get("event") for event in record.events()]
+    found = kinds.count("round")
+    if "final" not in kinds or found < rounds:
+        path = record.folder / "events.jsonl"
         lost = "" if "final" in kinds else " and not the final phase"
         raise StorageError(
-            f"'{path}' is damaged: {found} of {expected} rounds{lost} are left. {RESTORE}"
+            f"'{path}' is damaged: {found} of {rounds} rounds{lost} are left. {RESTORE}"
         )
