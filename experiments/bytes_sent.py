@@ -14,7 +14,7 @@ import fedspd
 from map_runs import CNN, cell, merge
 
 SHORT = {"rounds": 30, "data": {"examples": 100, "test_examples": 10}, "training": {"epochs": 1}}
-KEPT = {"fedspd-split": {"least_gain": 0.0, "final_epochs": 0}}  # every split that is found
+KEPT = {"fedspd-split": {"check": False, "final_epochs": 0}}  # every split that is found
 FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("labellings, pure", "S = 2", {"clusters": 2}),
     ("labellings, pure", "auto", {}),

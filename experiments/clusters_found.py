@@ -3,7 +3,8 @@
     python experiments/clusters_found.py --seeds 5      # runs what is missing
     python experiments/clusters_found.py --table        # the table of docs/results.md
 
-A run is the warm-up and the split alone. It is one line of experiments/map/clusters.json; seeds
+A run ends after the split, which follows a warm-up of one round: the search is in round 1. It is
+one line of experiments/map/clusters.json; seeds
 begin at 2000, where nothing was chosen.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from map_runs import MLP, SUMMARIES, WORLDS, Cell, Tree, cell, merge, read, run_missing
 
-FIRST_SEED, ROUNDS = 2000, 4
+FIRST_SEED, ROUNDS, WARMUP = 2000, 2, 1
 PATH = SUMMARIES / "clusters.json"
 SIZES = ((20, 300), (100, 60), (100, 20))
 DEGREES = (6, 3)
@@ -40,7 +41,7 @@ def cells(seeds: int) -> Iterator[Cell]:
         for data in ("fashion-mnist", "mnist"):
             for clients, examples in SIZES:
                 size = {"clients": clients, "data": {"examples": examples, "test_examples": 10}}
-                short = {"rounds": ROUNDS, "fedspd-split": {"final_epochs": 0}}
+                short = {"rounds": ROUNDS, "fedspd-split": {"warmup": WARMUP, "final_epochs": 0}}
                 base = merge(MLP, {**size, **short, "training": {"lr": 0.1}})
                 for world, degree in itertools.product(RIGHT, DEGREES):
                     yield cell("clusters", base, data, world, degree, seed, "fedspd-split")

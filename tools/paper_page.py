@@ -138,7 +138,7 @@ def _theory(out: Path) -> Iterator[str]:
     shown = [s for s in series if s["rate"] in (rates[0], rates[-1])]
     yield theory_report.to_markdown(series, theory_report.table_rows(shown)).strip()
     yield "The table has the smallest and the largest of the learning rates; the record has all."
-    for name in theory_report.FIGURES:
+    for name in theory_report.draw_theory(series):
         yield f"![Theory: {name}](images/paper-theory-{name}.png)"
 
 

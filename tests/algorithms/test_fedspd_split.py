@@ -16,7 +16,6 @@ from fedspd.algorithms.final_phase import choose_return
 from fedspd.algorithms.populations import balanced_weights
 from fedspd.algorithms.split_state import (
     log_prior,
-    losses_of_split,
     posterior,
     prior_strength,
     refit,
@@ -98,6 +97,20 @@ def test_split_finds_two_labellings_and_beats_fedavg(kind, clusters):
     assert gain > {"pure": 0.3, "mixed": 0.05}[kind]
 
 
+@pytest.mark.parametrize("differ", [False, True])
+def test_clusters_have_bodies_of_their_own_only_if_their_features_differ(differ):
+    pure_N = np.arange(12) % 2
+    x, y, truth = two_labellings(12, 60, pure_N)
+    if differ:
+        x = [own + 0.7 * which for own, which in zip(x, pure_N.tolist(), strict=True)]
+    engine = simulate(FedSPDSplit(), x, y, truth, 8, Graph.complete(12), last=7)
+    state, cut = state_of(engine), engine.plan.learner.cut
+    assert state.clusters_C.tolist() == [2] * 12
+    body_NB = cut.body(state.model_CP)
+    assert torch.equal(body_NB[0], body_NB[2])
+    assert torch.equal(body_NB[0], body_NB[1]) != differ
+
+
 def test_one_population_is_one_cluster_and_no_offset():
     x, y, truth = two_labellings(12, 60, np.zeros(12))
     state = state_of(simulate(FedSPDSplit(), x, y, truth, 6, RING))
@@ -127,7 +140,7 @@ def test_search_finds_nothing_where_only_label_frequencies_differ():
         is_rare = (y[i] < 2) if i % 2 else (y[i] >= 2)
         kept = torch.cat([(~is_rare).nonzero()[:, 0], is_rare.nonzero()[:40, 0]])
         x[i], y[i], truth[i] = x[i][kept], y[i][kept], truth[i][kept.numpy()]
-    state = state_of(simulate(FedSPDSplit(least_gain=0), x, y, truth, 4, RING))
+    state = state_of(simulate(FedSPDSplit(check=False), x, y, truth, 4, RING))
     assert state.clusters_C.tolist() == [1] * 12
 
 
@@ -239,26 +252,6 @@ def test_refit_is_em_on_the_mixture_alone():
     likelihood = [u_S[0] * 0.5 + u_S[1] * 0.25, u_S[0] * 0.1 + u_S[1] * 0.4]
     assert once.loss_C.item() == pytest.approx(-np.log(likelihood).mean())
     assert refit(learner, once, data, 4, Key(0)).loss_C < once.loss_C, "each step gains"
-
-
-def test_split_is_judged_with_offsets_twice_as_long():
-    """Offsets of log 3 on the first output: enlarged, its odds are 9 : 1, or 1 : 9."""
-    x, y = torch.zeros(4, 1), torch.tensor([0, 0, 0, 1])
-    data = Block([0], 1, [x], [y], 4)
-    learner = Learner(lambda: nn.Linear(1, 2))
-    state = FedSPDSplit(clusters=2, prior=False).begin(learner, data, Key(0))
-    state = replace(
-        state,
-        model_CP=torch.zeros(1, learner.size),
-        mixture_CS=torch.full((1, 2), 0.5, dtype=torch.double),
-        clusters_C=torch.tensor([2]),
-    )
-    D_CSQ = torch.zeros(1, 2, 4)  # weight and bias of two outputs
-    D_CSQ[0, :, 2] = torch.tensor([np.log(3), -np.log(3)])
-    without, split, fitted = losses_of_split(learner, state, D_CSQ, data, Key(0))[0].tolist()
-    assert without == pytest.approx(np.log(2))
-    assert split == pytest.approx(np.log(2)), "with equal shares both labels have one half"
-    assert fitted < split - 0.1, "three labels of four are those of the first cluster"
 
 
 def test_heads_train_slower_than_the_body():

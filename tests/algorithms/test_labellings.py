@@ -16,11 +16,13 @@ from fedspd.algorithms.labellings import (
     best_labelling,
     exchange_body,
     exchange_heads,
+    has_own_bodies,
     left_alone,
     name_labelling,
     own_labelling,
     pack_labelling,
     unpack_labelling,
+    with_own_bodies,
 )
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -55,6 +57,18 @@ def test_labelling_with_the_more_extreme_corner_is_larger_and_a_lonely_one_least
     corner, two = torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor([2, 2])
     weak, strong = name_labelling(torch.tensor([1.0, 1.001]), corner, two).tolist()
     assert NO_LABELLING < int(own_labelling([4], torch.tensor([2]))) < weak < strong
+
+
+def test_labelling_says_whether_clusters_have_bodies_of_their_own():
+    corner, two = torch.tensor([[0.0, 1.0]]), torch.tensor([2])
+    plain = torch.cat([name_labelling(torch.tensor([1.5]), corner, two), own_labelling([4], two)])
+    assert has_own_bodies(plain).tolist() == [False, False]
+    own = with_own_bodies(plain, torch.tensor([True, False]))
+    assert has_own_bodies(own).tolist() == [True, False]
+    assert has_own_bodies(unpack_labelling(pack_labelling(own))).tolist() == [True, False]
+    assert (own - plain).tolist() == [1, 0]
+    nothing = torch.tensor([NO_LABELLING])
+    assert with_own_bodies(nothing, torch.tensor([True])).tolist() == [NO_LABELLING]
 
 
 def test_packed_labelling_is_exact_in_float32():

@@ -18,7 +18,6 @@ from fedspd.algorithms.populations import (
     find_directions,
     find_slopes,
     first_mixture,
-    has_gain,
     largest_gap,
     network_largest,
     network_mean,
@@ -380,19 +379,3 @@ def test_slopes_come_from_clients_of_the_same_labelling():
     search = lambda data: find_slopes(update_NQ, z_NM, labelling_N, data)  # noqa: E731
     found = solve(search, Graph.complete(4))
     assert found[:, 0].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("split_loss", "fitted_loss", "expected"),
-    [
-        (0.99, 0.95, True),  # a gain of 0.05, 0.04 of it by the mixtures: a mean of 0.045
-        (0.951, 0.95, False),  # 0.05 and 0.001: 0.007
-        (1.1, 1.001, False),  # mixtures repair what was worse before
-        (0.99, 0.99, False),  # mixtures gain nothing
-    ],
-)
-def test_split_is_kept_only_if_mixtures_gain_too(split_loss, fitted_loss, expected):
-    loss_N3 = torch.tensor([[1.0, split_loss, fitted_loss]], dtype=torch.double).expand(6, -1)
-    one_N = torch.ones(6, dtype=torch.double)
-    search = lambda data: has_gain(loss_N3, 0.01 * one_N, 3 * one_N.long(), data)  # noqa: E731
-    assert solve(search, Graph.complete(6)).tolist() == [expected] * 6

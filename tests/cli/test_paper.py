@@ -171,6 +171,27 @@ def test_paper_repeats_no_run_that_has_a_record(own):
     assert Path("p/reports/own.tiny/report.html").exists()
 
 
+EPOCHS = """
+[[columns]]
+name = "{0} epochs"
+config = {{ method = "fedspd", fedspd = {{ final_epochs = {0} }} }}
+"""
+
+
+def test_paper_trains_the_rounds_before_the_final_phase_once(own, capsys):
+    first = OWN.index("[[columns]]")
+    columns = "".join(EPOCHS.format(count) for count in (0, 1, 2))
+    own.write_text(OWN[:first] + columns + OWN[OWN.index("[[figures]]") :])
+    assert execute(["paper", "own.toml", *TINY]) == 0
+    about = [read_json(path) for path in Path("p/runs").glob("*/run.json")]
+    assert len({one["rounds_from"] for one in about if "rounds_from" in one}) == 1
+    assert sum("rounds_from" in one for one in about) == 2
+    assert not list(Path("p/runs").glob("*/checkpoints"))
+    runs = read_json(Path("p/results/own.tiny.json"))["runs"]
+    assert len({run["before"] for run in runs}) == 1
+    assert len({run["hash"] for run in runs}) == 3
+
+
 @pytest.mark.long
 @pytest.mark.xdist_group("ray")
 def test_paper_gives_the_same_runs_on_ray(own):

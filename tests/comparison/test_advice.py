@@ -77,10 +77,10 @@ def test_a_regression_has_no_label_prior():
     assert "fedavg fits these data (fedspd-split then is FedAvg): " in advice.sentence
 
 
-def test_populations_whose_heads_gain_nothing_are_one_population():
+def test_populations_that_one_head_serves_are_said_to_be_so():
     advice = advise(world(0.901, 0.9, 0.88, 0.7, TWO, 1), EVEN)
     assert advice.method == "fedavg"
-    assert "populations differ (ratio of eigenvalues 8.0, threshold 1.8), but" in advice.sentence
+    assert "clients differ (ratio of eigenvalues 8.0, threshold 1.8), but" in advice.sentence
     assert "above its threshold" not in advice.sentence
 
 

@@ -14,6 +14,7 @@ from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
+from fedspd.experiment.callbacks import Callback
 from fedspd.storage.run_folder import RunFolder
 
 METHODS = ("fedspd", "fedavg", "local")
@@ -136,6 +137,23 @@ def run_quietly(jobs, folder):
     run_all(jobs, folder, 2)
 
 
+def test_ctrl_c_that_python_loses_ends_parallel_runs(tmp_path, monkeypatch):
+    class Loser:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    class Loses(Callback):
+        def on_start(self, event):
+            Loser()
+
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(list_jobs(tiny(), METHODS, 1), tmp_path / "c", 2, [Loses()])
+    signal.signal(signal.SIGINT, before)
+    assert multiprocessing.active_children() == []
+
+
 def test_comparison_that_older_code_began_gets_another_method(tmp_path, event_log):
     """Older code knew fewer keys, so that its configs and their hashes were others."""
     folder = tmp_path / "c"
@@ -213,3 +231,39 @@ def test_runs_on_a_gpu_take_turns_without_a_fork(tmp_path, monkeypatch):
     monkeypatch.setattr(scheduler, "_start", lambda *_: pytest.fail("a fork"))
     run_all(list_jobs(tiny(), ["local", "fedavg"], 1), tmp_path / "c", 2)
     assert sorted(hashes(tmp_path / "c")) == ["fedavg,seed=0", "local,seed=0"]
+
+
+FINAL_EPOCHS = "fedspd.final_epochs"
+
+
+def test_runs_that_differ_in_the_final_phase_share_their_rounds(tmp_path, event_log):
+    grid = {FINAL_EPOCHS: [0, 2], "fedavg.finetune": [1, 0]}
+    jobs, folder = list_jobs(tiny(), METHODS, 1, grid), tmp_path / "c"
+    run_all(jobs, folder, 2, [event_log])
+    found = hashes(folder)
+    assert len(found) == 5
+    for job in jobs:
+        assert found[job.name] == runner.run(job.config).summary["hash"]
+        assert load(folder / job.name / "config.toml") == job.config
+    starts = [event["round"] for event in event_log.events if event["event"] == "start"]
+    assert sorted(starts) == [0, 0, 0, 3, 3]
+    (short, long) = [job.name for job in jobs if job.config.method == "fedspd"]
+    assert RunFolder(folder / long).read("run.json")["rounds_from"] == short
+
+
+def test_finished_run_lends_its_rounds_to_a_later_comparison(tmp_path, event_log):
+    jobs, folder = list_jobs(tiny(), ["fedspd"], 1, {FINAL_EPOCHS: [0, 2]}), tmp_path / "c"
+    run_all(jobs[:1], folder, 1)
+    pretend_interrupted(folder, jobs)
+    stale = folder / jobs[1].name / "checkpoints/round-000003"
+    stale.mkdir(parents=True)  # of a start that ended before run.json
+    (folder / jobs[1].name / ".lock").touch()
+    run_all(jobs, folder, 1, [event_log])
+    assert [e["round"] for e in event_log.events if e["event"] == "round"] == []
+    assert hashes(folder)[jobs[1].name] == runner.run(jobs[1].config).summary["hash"]
+
+
+def test_private_runs_share_no_rounds(tmp_path, event_log):
+    jobs = list_jobs(tiny("privacy.epsilon=8"), ["fedavg"], 1, {"fedavg.finetune": [0, 1]})
+    run_all(jobs, tmp_path / "c", 1, [event_log])
+    assert [e["round"] for e in event_log.events if e["event"] == "start"] == [0, 0]

@@ -117,6 +117,20 @@ def test_export_says_whether_the_budget_covers_it(method, options, part):
     assert privacy_note(validate({**SMALL, "method": method})) is None
 
 
+@pytest.mark.parametrize(
+    ("tree", "part"),
+    [
+        ({"privacy": {"epsilon": 4.0, "mechanism": "nbafl"}}, "far less than its epsilon says"),
+        ({"privacy": {"noise": 1.0, "unit": "client"}, "data": {"scale": "standard"}}, "the mean"),
+    ],
+)
+def test_export_is_not_covered_by_nbafl_nor_with_the_scale_of_the_inputs(tree, part):
+    """The file has the mean and the deviation of the client's inputs, as a model needs them."""
+    note = privacy_note(validate({**SMALL, "method": "fedavg", **tree}))
+    assert "does not cover it" in note
+    assert part in note
+
+
 def test_rate_follows_from_public_numbers_alone():
     tree = {**SMALL, "privacy": {"noise": 1.0}, "training": {"batch": 10}}
     assert build_budget(validate(tree)).mechanism.rate == 0.25

@@ -1,13 +1,19 @@
 """Every method as a subject of the contract's checks, Ditto of the examples included."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from fedspd.algorithms import METHODS, populations
-from fedspd.testing import Subject
+from fedspd.core.machine import HAS_FORK
+from fedspd.engines.simulator import Simulator
+from fedspd.runtime.plan import Plan
+from fedspd.testing import StrictEngine, Subject
+from fedspd.testing.peers import run_peers
+from fedspd.testing.subject import ROUNDS, path_graph, run, run_rounds
 
 # Quick options that leave nothing out.
 OPTIONS = {
@@ -54,3 +60,25 @@ def method(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def subject(method: str) -> Subject:
     return SUBJECTS[method]
+
+
+@pytest.fixture
+def one_hash(tmp_path: Path) -> Callable[[Callable[[], Plan]], list[str]]:
+    """Return the hash of a plan; workers, blocks, a resumed run and peers must agree on it."""
+
+    def check(make_plan: Callable[[], Plan]) -> list[str]:
+        graph = path_graph()
+        expected = run(Simulator(make_plan()), graph)
+        engine = Simulator(make_plan(), 3 if HAS_FORK else 1)
+        assert run(engine, graph) == expected
+        engine.close()
+        for blocks in (None, [[4, 0], [3, 1], [2]]):
+            assert run(StrictEngine(make_plan(), blocks), graph) == expected
+        run_rounds(Simulator(make_plan()), graph, 1, 2).save(tmp_path)
+        resumed = Simulator(make_plan())
+        resumed.load(tmp_path)
+        assert run(resumed, graph, first=3) == expected
+        assert run_peers(make_plan(), graph, ROUNDS) == expected
+        return expected
+
+    return check

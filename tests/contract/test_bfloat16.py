@@ -9,17 +9,14 @@ from torch import nn
 
 from fedspd.core.exchange import ExchangeOptions
 from fedspd.core.learner import Learner, TrainingOptions
-from fedspd.core.machine import HAS_FORK
 from fedspd.core.precision import has_bfloat16
 from fedspd.engines.simulator import Simulator
 from fedspd.testing import StrictEngine
-from fedspd.testing.peers import run_peers
-from fedspd.testing.subject import CLASSES, FEATURES, ROUNDS, path_graph, run, run_rounds
+from fedspd.testing.subject import CLASSES, FEATURES, path_graph, run
 
 needs_bfloat16 = pytest.mark.skipif(
     not has_bfloat16(), reason="this processor is not known to have bfloat16 instructions"
 )
-WORKERS = (2, 3) if HAS_FORK else ()  # besides one
 BFLOAT16 = ExchangeOptions(dtype="bfloat16")
 
 
@@ -37,43 +34,26 @@ def plan_of(subject, exchange=None, precision="float32"):
     return replace(subject.plan(), learner=learner, exchange=exchange or ExchangeOptions())
 
 
-def check_one_hash(make_plan, tmp_path):
-    """Every engine, a resumed run and real messages end with the same bits."""
-    graph = path_graph()
-    expected = run(Simulator(make_plan()), graph)
-    for workers in WORKERS:
-        engine = Simulator(make_plan(), workers)
-        assert run(engine, graph) == expected, f"workers = {workers}"
-        engine.close()
-    assert run(StrictEngine(make_plan()), graph) == expected
-    run_rounds(Simulator(make_plan()), graph, 1, 2).save(tmp_path)
-    resumed = Simulator(make_plan())
-    resumed.load(tmp_path)
-    assert run(resumed, graph, first=3) == expected
-    assert run_peers(make_plan(), graph, ROUNDS) == expected
-    return expected
-
-
 @needs_bfloat16
 @pytest.mark.parametrize("name", ["fedspd", pytest.param("fedspd-split", marks=pytest.mark.long)])
-def test_training_in_bfloat16_has_one_hash(subjects, name, tmp_path):
+def test_training_in_bfloat16_has_one_hash(subjects, name, one_hash):
     plan = partial(plan_of, subjects[name], precision="bf16")
-    assert check_one_hash(plan, tmp_path) != run(Simulator(plan_of(subjects[name])), path_graph())
+    assert one_hash(plan) != run(Simulator(plan_of(subjects[name])), path_graph())
 
 
 @pytest.mark.parametrize("name", ["fedspd", pytest.param("fedspd-split", marks=pytest.mark.long)])
-def test_models_sent_as_bfloat16_have_one_hash(subjects, name, tmp_path):
-    check_models_sent_as_bfloat16(subjects[name], name, tmp_path)
+def test_models_sent_as_bfloat16_have_one_hash(subjects, name, one_hash):
+    check_models_sent_as_bfloat16(subjects[name], name, one_hash)
 
 
 @pytest.mark.long
-def test_models_of_every_method_sent_as_bfloat16_have_one_hash(subject, method, tmp_path):
-    check_models_sent_as_bfloat16(subject, method, tmp_path)
+def test_models_of_every_method_sent_as_bfloat16_have_one_hash(subject, method, one_hash):
+    check_models_sent_as_bfloat16(subject, method, one_hash)
 
 
-def check_models_sent_as_bfloat16(subject, name, tmp_path):
+def check_models_sent_as_bfloat16(subject, name, one_hash):
     plan = partial(plan_of, subject, BFLOAT16)
-    is_changed = check_one_hash(plan, tmp_path) != run(Simulator(plan_of(subject)), path_graph())
+    is_changed = one_hash(plan) != run(Simulator(plan_of(subject)), path_graph())
     assert is_changed == (name != "local")
 
 

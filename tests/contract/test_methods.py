@@ -8,16 +8,38 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspd.algorithms import METHODS
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.local import State
 from fedspd.core.errors import ConfigError, MethodError
+from fedspd.engines.simulator import Simulator
 from fedspd.methods import Block, Exchange, Key, Learner, Neighbourhood, Observation, Round
 from fedspd.testing import CHECKS, Check, Subject, check_method, checks
+from fedspd.testing.subject import ROUNDS, path_graph, run_rounds
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_method_keeps_the_contract(subject: Subject, check: Check) -> None:
     check(subject)
+
+
+FINAL_VALUES = {
+    "final_epochs": 3,
+    "final_rate": 0.1,
+    "final_decay": 0.5,
+    "finetune": 3,
+    "interpolate": "cv",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].FINAL_OPTIONS])
+def test_rounds_do_not_depend_on_options_of_the_final_phase(name, subjects) -> None:
+    subject = subjects[name]
+    states = []
+    for changes in ({}, {option: FINAL_VALUES[option] for option in METHODS[name].FINAL_OPTIONS}):
+        engine = run_rounds(Simulator(subject.plan(**changes)), path_graph(), 1, ROUNDS)
+        states.append(engine.digests())
+    assert states[0] == states[1]
 
 
 # ---- FedAvg with one mistake each

@@ -1,8 +1,10 @@
 """Private methods keep the contract, send no count, and release what their plan says."""
 
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from fedspd.algorithms import METHODS, fedspd_split
 from fedspd.algorithms.fedspd_split import FOLDS
 from fedspd.algorithms.populations import centre_folds, choose_folds
 from fedspd.core.exchange import Neighbourhood
+from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Mechanism
@@ -18,8 +21,9 @@ from fedspd.privacy.budget import PlannedRound, Schedule, planned_releases
 from fedspd.privacy.mechanisms import DPSGD, NoisyUpdate
 from fedspd.privacy.randomness import Source
 from fedspd.runtime.block_runner import BlockRunner
+from fedspd.runtime.plan import Plan
 from fedspd.testing import CHECKS, Check, Subject
-from fedspd.testing.subject import ROUNDS, path_graph, run
+from fedspd.testing.subject import ROUNDS, make_examples, path_graph, run
 
 MECHANISM = DPSGD.of(noise=0.7, clip=1.0, rate=0.5, epochs=2)
 OPTIONS = {
@@ -61,8 +65,19 @@ def test_private_method_keeps_the_contract(name: str, check: Check) -> None:
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_method_releases_what_its_plan_says(name: str) -> None:
-    subject = subject_of(name)
-    plan = subject.plan()
+    check_releases(subject_of(name).plan())
+
+
+@pytest.mark.parametrize("options", [{"warmup": ROUNDS}, {"clusters": 1}], ids=str)
+def test_split_pays_for_no_search_and_no_mixture_that_it_does_not_make(options) -> None:
+    plan = subject_of("fedspd-split").plan(**options)
+    check_releases(plan)
+    schedule = Schedule.of(plan.algorithm, plan.learner.training, ROUNDS, None)
+    assert [len(own) for own in planned_releases(MECHANISM, schedule)] == [1] * ROUNDS
+
+
+def check_releases(plan: Plan) -> None:
+    """Check that a run releases in every round what its plan says, and nothing after the last."""
     schedule = Schedule.of(plan.algorithm, plan.learner.training, ROUNDS, None)
     planned = planned_releases(MECHANISM, schedule)
     engine = Simulator(plan)
@@ -172,6 +187,76 @@ def offers(name: str, rounds: int, y: int | None = None) -> list:
             answer = Neighbourhood.of(path_graph(), range(5), runner.exchange)
             announced = runner.advance(answer)
     return sent
+
+
+@dataclass(frozen=True)
+class Blind(DPSGD):
+    """Its releases are noise alone, so that all that still depends on the examples is unpaid."""
+
+    def _train_client(self, learner, gradients, model_P, update, key):
+        empty = update._replace(x=update.x[:0], y=update.y[:0], weight=None, rows=None, examples=0)
+        return super()._train_client(learner, gradients, model_P, empty, key)
+
+    def mean_shares(self, learner, share_CSE, before_CS, data, key):
+        return super().mean_shares(learner, torch.zeros_like(share_CSE), before_CS, data, key)
+
+
+BLIND = Blind.of(noise=0.7, clip=1.0, rate=0.5, epochs=2)
+
+
+def sent_blindly(subject: Subject, counts: tuple[int, ...], seed: int, server: bool) -> list[Any]:
+    """Return all that clients with these random examples send, to newcomers as well."""
+    plan = replace(subject, mechanism=BLIND).plan(counts=counts, server=server)
+    x, y = make_examples("classes", counts, seed)
+    runner, sent = BlockRunner(replace(plan, train=replace(plan.train, x=x, y=y))), []
+    graph = Graph.from_edges(5, [(i, i + 1) for i in range(4)], "examples", server)
+    runner.begin()
+    for t in range(1, ROUNDS + 2):
+        if t == ROUNDS:  # what all of them share makes them newcomers, who send in the next round
+            shared = runner.share()
+            sent += [shared.cluster_CK, runner.exchange.model_CKP]
+            runner.join(Neighbourhood.of(graph, range(5), runner.exchange), t)
+            continue
+        announced = runner.start_round(t)
+        while announced is not None:
+            sent += [*vars(announced).values(), runner.exchange.model_CKP]
+            announced = runner.advance(Neighbourhood.of(graph, range(5), runner.exchange))
+    return sent
+
+
+def is_told(subject: Subject, server: bool = False) -> bool:
+    """Return whether anything that is sent depends on the examples otherwise than by releases."""
+    one = sent_blindly(subject, (6, 1, 9, 4, 6), 0, server)
+    two = sent_blindly(subject, (2, 7, 5, 11, 3), 7, server)
+    assert len(one) > ROUNDS
+    return len(one) != len(two) or not all(map(np.array_equal, one, two))
+
+
+@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("name", [name for name in PRIVATE if name != "local"])
+def test_all_that_is_sent_follows_from_what_is_paid_for(name: str, server: bool) -> None:
+    """Other examples, and more or fewer of them, change nothing where releases are blind."""
+    needed = {key: option.value for key, option in METHODS[name].PRIVATE_OPTIONS.items()}
+    options = {**OPTIONS.get(name, {}), **needed}
+    assert not is_told(Subject(METHODS[name], 2, options), server)
+    if name == "fedspd-split":
+        assert not is_told(Subject(METHODS[name], 0, options), server)
+
+
+@pytest.mark.parametrize(
+    ("name", "clusters", "option"),
+    [
+        ("fedspd-split", 0, {"least_gain": 0.0075}),
+        ("fedspd", 2, {"selection": "mixture"}),
+        ("facade", 2, {}),
+        ("ifca", 2, {}),
+    ],
+)
+def test_methods_and_options_that_privacy_refuses_would_tell_of_the_examples(
+    name: str, clusters: int, option: dict[str, Any]
+) -> None:
+    """So the test above can fail."""
+    assert is_told(Subject(METHODS[name], clusters, {**OPTIONS.get(name, {}), **option}))
 
 
 @pytest.mark.parametrize("name", [name for name in PRIVATE if name != "local"])

@@ -21,7 +21,7 @@ from fedspd.testing.subject import ROUNDS, path_graph, run
 DELTA = 1e-5
 MECHANISM = DPSGD.of(noise=2.0, clip=1.0, rate=1.0, epochs=2)
 OPTIONS = {
-    "fedspd-split": {"warmup": 1, "final_epochs": 1, "prior": False, "least_gain": 0.0},
+    "fedspd-split": {"warmup": 1, "final_epochs": 1, "prior": False, "check": False},
     "fedspd": {"align_every": 2, "final_epochs": 1, "selection": "uniform"},
     "fedavg": {"finetune": 1},
     "fedper": {},

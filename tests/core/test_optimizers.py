@@ -132,6 +132,12 @@ def test_memory_of_the_optimiser_starts_anew_in_every_local_update():
         model_CP = trained_CP
 
 
+def test_clipping_leaves_out_what_is_not_trained():
+    gradient = [torch.tensor([[3.0, 100.0], [0.3, 100.0]])]
+    clip_gradient(gradient, [torch.tensor([0.1, 0.0])], 1.5)
+    torch.testing.assert_close(gradient[0][:, 0], torch.tensor([1.5, 0.3]), rtol=1e-4, atol=0.0)
+
+
 def test_clipping_scales_a_long_gradient_and_leaves_a_short_one():
     gradient = [torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])]
     clip_gradient(gradient, [0.1, 0.1], 1.0)

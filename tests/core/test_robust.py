@@ -137,35 +137,6 @@ def offered(
     return Exchange(cluster_N1, model_N1P, torch.ones(n, 1), torch.arange(clusters).expand(n, -1))
 
 
-@given(
-    seeds,
-    st.integers(2, 25),
-    st.integers(1, 3),
-    rules,
-    st.sampled_from([torch.float32, torch.float64]),
-    st.sampled_from([1, 5, 300]),
-)
-def test_robust_mean_has_the_same_bits_for_any_partition_into_blocks(
-    seed, n, clusters, rule, dtype, P
-):
-    rng = np.random.default_rng(seed)
-    chance = rng.random()
-    graph = Graph.from_edges(
-        n, [(i, j) for i in range(n) for j in range(i) if rng.random() < chance], rule
-    )
-    offers = offered(rng, n, clusters, P, dtype)
-    whole = Neighbourhood.of(graph, range(n), offers).mean(offers.want_CM)
-    cuts = [
-        0,
-        *sorted(rng.choice(np.arange(1, n), int(rng.integers(n)), replace=False).tolist()),
-        n,
-    ]
-    for low, high in itertools.pairwise(cuts):
-        part = Neighbourhood.of(graph, range(low, high), offers).mean(offers.want_CM[low:high])
-        assert torch.equal(part.model_CMP, whole.model_CMP[low:high])
-        assert torch.equal(part.received_CM, whole.received_CM[low:high])
-
-
 @given(seeds, st.integers(1, 12), rules)
 def test_robust_mean_covers_what_each_client_receives_of_each_cluster(seed, n, rule):
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ import pytest
 
 import fedspd
 from fedspd.core.errors import DataError
-from fedspd.data.arrays import Part, Reading, from_arrays, from_parts
+from fedspd.data.arrays import RawPart, Reading, from_arrays, from_parts
 from fedspd.data.custom import load_source
 
 X = np.random.default_rng(0).normal(size=(12, 3))
@@ -72,4 +72,4 @@ def test_labels_of_a_device_stay_the_networks_numbers(tmp_path):
 
 def test_known_classes_refuse_other_labels():
     with pytest.raises(DataError, match=r"^y: the label -1; expected 0 to 1.$"):
-        from_parts(Part(X, CODES - 1, classes=("no", "yes")))
+        from_parts(RawPart(X, CODES - 1, classes=("no", "yes")))

@@ -1,11 +1,18 @@
 """A run that is told to stop saves the rounds that it has done."""
 
+import multiprocessing
 import signal
+import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 import fedspd
+from fedspd.config import validate
+from fedspd.engines.simulator import Simulator
 from fedspd.experiment import interrupts, runner
+from fedspd.experiment.build import build_experiment
 from fedspd.storage.run_folder import RunFolder
 
 TINY = {"method": "fedavg", "clients": 3, "rounds": 6, "data": {"examples": 10}}
@@ -45,3 +52,96 @@ def test_signal_waits_only_for_rounds_that_would_be_lost():
     found = interrupts.Interrupts()
     with pytest.raises(KeyboardInterrupt):
         found.handle(signal.SIGINT, None)
+
+
+class Loses(fedspd.Callback):
+    """Gets a signal in a finaliser, where Python only prints the exception of a handler."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def on_start(self, event):
+        if event["event"] == self.kind:
+            Loser()
+
+    on_round = on_final = on_start
+
+
+class Loser:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("rare_checkpoints")
+@pytest.mark.parametrize(("kind", "saved"), [("start", None), ("round", 1), ("final", 7)])
+def test_ctrl_c_that_python_loses_ends_the_run(kind, saved, tmp_path, monkeypatch):
+    lost = []
+    monkeypatch.setattr("sys.unraisablehook", lost.append)
+    with pytest.raises(KeyboardInterrupt):
+        fedspd.run(TINY, out=tmp_path / "a", callbacks=[Loses(kind)])
+    latest = RunFolder(tmp_path / "a").latest()
+    assert (latest and latest[1]["round"]) == saved
+    assert [one.exc_type for one in lost] == [KeyboardInterrupt]
+
+
+class StartedError(Exception):
+    pass
+
+
+class Started(fedspd.Callback):
+    def on_start(self, event):
+        sys.setprofile(None)
+
+    def on_round(self, event):
+        raise StartedError
+
+
+def start_engine():
+    with closing(Simulator(build_experiment(validate(TINY)).plan, workers=2)):
+        sys.setprofile(None)
+        raise StartedError
+
+
+def start_run():
+    fedspd.run(TINY, workers=2, callbacks=[Started()])
+
+
+def is_stopped(start, files, step):
+    """Send Ctrl-C at a call of a start with two workers; return whether it has so many calls."""
+    calls = 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.endswith(files)
+        if calls == step:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(count)
+    try:
+        start()
+    except (KeyboardInterrupt, StartedError) as end:
+        return isinstance(end, KeyboardInterrupt)
+    finally:
+        sys.setprofile(None)
+
+
+PACKAGE = tuple(str(path) for path in Path(fedspd.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.usefixtures("rare_checkpoints")
+@pytest.mark.parametrize(
+    ("start", "files"),
+    [
+        (start_engine, ("runtime/processes.py",)),
+        pytest.param(start_run, PACKAGE, marks=pytest.mark.long),
+    ],
+)
+def test_ctrl_c_at_every_step_of_a_start_ends_it_and_its_workers(start, files, monkeypatch):
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)  # a step may be in a finaliser
+    step = 1
+    while is_stopped(start, files, step):
+        assert multiprocessing.active_children() == []
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        step += 1
+    assert step > 5

@@ -9,6 +9,8 @@ from fedspd.experiment.callbacks import Callback
 from fedspd.experiment.spending import silent_clients
 from fedspd.privacy.accounts import Limit
 from fedspd.privacy.budget import Budget
+from fedspd.privacy.ledger import RunLedger
+from fedspd.storage.run_folder import RunFolder
 
 TREE = {
     "method": "fedavg", "rounds": 5, "clients": 4, "evaluate_every": 1,
@@ -32,6 +34,21 @@ def half_a_budget(monkeypatch):
 def events_of(folder):
     lines = (folder / "events.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines if json.loads(line)["event"] == "round"]
+
+
+def test_ledger_has_what_newcomers_received(tmp_path):
+    """Two clients never train the same cluster, so that only the newcomer receives anything."""
+    fedspd_options = {"align_every": 0, "final_epochs": 0}
+    about = {"method": "fedspd", "fedspd": fedspd_options, "clients": 2, "holdout_clients": 1}
+    run = fedspd.run(TREE | about, out=tmp_path / "run")
+    assert max(events_of(tmp_path / "run")[-1]["privacy"]["epsilon"]) == 0
+    ledger = RunLedger(2, 1e-5)
+    ledger.restore(RunFolder(tmp_path / "run").events())
+    ((sender, newcomer),) = run.summary["newcomers"]["edges"]
+    assert ledger.received == {(sender, newcomer): 5}
+    assert ledger.against_all(sender) == pytest.approx(run.summary["epsilon"], abs=1e-6)
+    assert run.summary["epsilon"] == pytest.approx(4.0, abs=0.01)
+    assert ledger.against_all(1 - sender) == 0
 
 
 def test_run_goes_on_without_clients_whose_budget_is_spent_also_when_resumed(

@@ -14,6 +14,7 @@ from fedspd.paper.definition import (
     parse_experiment,
 )
 from fedspd.paper.drawing import draw_figures
+from fedspd.paper.pages import value_rows
 from fedspd.paper.records import Records, given_settings, settings_of
 from fedspd.paper.table import PaperTable, make_table
 
@@ -76,6 +77,21 @@ def test_verdict_says_whether_ours_agrees(experiment, tmp_path):
     assert table.cells[1].texts == ["85.00", "95.1 ± 0.2", "+10.1", "higher"]
 
 
+def test_row_without_runs_and_numbers_of_the_paper_is_one_line(experiment, tmp_path):
+    without = parse_experiment(
+        "t", TOML.partition("[values]")[0].replace('stands_in_for = "A"', "")
+    )
+    records = records_of(without, {("B", "FedAvg"): [0.9]}, tmp_path)
+    lines = value_rows(make_table(without, "paper", "text", records))
+    assert [line[:3] for line in lines] == [
+        ["A", "2 values", "0 of 6"],
+        ["B", "FedSPD", "0 of 3"],
+        ["B", "FedAvg", "1 of 3"],
+    ]
+    assert lines[0][3:] == ["–", "–", "–", "not run"]
+    assert len(value_rows(make_table(experiment, "paper", "text", Records(tmp_path)))) == 2
+
+
 def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):
     scores = {("A", "FedSPD"): [0.80, 0.90, 0.70], ("A", "FedAvg"): [0.85, 0.95, 0.75]}
     table = make_table(experiment, "paper", "text", records_of(experiment, scores, tmp_path))
@@ -83,6 +99,15 @@ def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):
     assert gap.paper == -5
     assert gap.ours.mean == pytest.approx(5)
     assert gap.verdict == "opposite side"
+
+
+def test_gap_says_that_it_has_one_seed_and_whose_the_number_of_the_paper_is(experiment, tmp_path):
+    scores = {("B", "FedSPD"): [0.7], ("B", "FedAvg"): [0.6]}
+    table = make_table(
+        experiment, "small", "text", records_of(experiment, scores, tmp_path, "small")
+    )
+    (gap,) = table.gaps  # none of A, which has not run
+    assert gap.texts == ["−5.0", "−10.0", "same side as A in the paper, one seed"]
 
 
 def test_gap_within_its_interval_is_undecided(experiment, tmp_path):

@@ -1,5 +1,8 @@
 """The measurements of the theory, against numbers that can be checked by hand."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +22,7 @@ from fedspd.paper.theory import (
     run_series,
 )
 
+RECORDS = Path(__file__).parents[2] / "experiments/paper"
 SCALE = TheoryScale(clients=6, examples=30, dimension=3, rounds=4, rates=[0.1], degrees=[3])
 
 
@@ -99,6 +103,32 @@ def test_series_converge_near_the_optima_without_wrong_examples():
     assert series["consensus"][-1] < 0.1 * series["consensus"][0]
     assert series["holds_3"] == 1
     assert np.isfinite([v for v in series["bound_1"] if v is not None]).all()
+
+
+def test_report_has_every_series_in_five_formats(tmp_path):
+    series = theory_report.read_series(RECORDS, "small")[:8]
+    folder = theory_report.write_theory(tmp_path, "small", series)
+    lines = list(csv.DictReader((folder / "report.csv").open()))
+    assert [float(line["rate"]) for line in lines] == [s["rate"] for s in series]
+    assert (folder / "report.tex").read_text().count(r"\\") == 1 + len(series)
+    page = (folder / "report.html").read_text()
+    assert page.count("<tr>") == 1 + len(series)
+    assert page.count("data:image/svg") == len(theory_report.FIGURES) - 1  # one degree
+    assert (folder / "report.md").read_text().count("| regression |") == len(series)
+    assert (folder / "report.json").exists()
+
+
+def test_figures_have_neither_cut_titles_nor_empty_panels():
+    """Of a half measured theory, too: of the logistic problem, there is one degree."""
+    series = theory_report.read_series(RECORDS, "small")
+    one = next(s for s in series if s["kind"] == "logistic")
+    half = [s for s in series if s["kind"] == "regression"] + [one]
+    for figure in theory_report.draw_theory(half).values():
+        figure.draw_without_rendering()
+        title = figure.texts[0].get_window_extent()
+        assert title.x0 >= 0
+        assert title.x1 <= figure.bbox.width
+        assert all(axes.lines for axes in figure.axes)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedspd.core.errors import StorageError
-from fedspd.reporting import figure_files, figure_style, figures
+from fedspd.reporting import figure_files, figure_style, figures, panels
 
 NAN = float("nan")
 
@@ -273,3 +273,13 @@ def test_error_bars_stay_within_the_axes():
     (bars,) = figure.axes[0].collections
     (low, high) = bars.get_segments()[0][:, 1]
     assert (low, high) == pytest.approx((55, 100))
+
+
+@pytest.mark.parametrize(("count", "ticks"), [(5, 5), (15, 3)])
+def test_lines_have_few_ticks_and_do_not_magnify_chance(count, ticks):
+    line = [(float(x), 0.93 + 0.0001 * x, 0.0) for x in range(count)]
+    (axes,) = panels.draw_lines("Title", "epochs", {"": {"FedSPD": line}}, "Test accuracy (%)").axes
+    assert ticks <= len(axes.get_xticks()) <= 8
+    low, high = axes.get_ylim()
+    assert high - low >= 4
+    assert low < 93 < high

@@ -1,8 +1,10 @@
 """Forked children: what their parent receives from them, and how they end."""
 
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -117,3 +119,26 @@ def test_memory_keeper_gives_back_much_and_keeps_a_little():
     assert kept == grown > 15 * MEGABYTE
     assert much > 90 * MEGABYTE
     assert rest < 15 * MEGABYTE
+
+
+def test_signal_that_another_thread_takes_during_a_fork_is_handled_after_it():
+    def take() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        taken.set()
+
+    def hook() -> None:
+        threading.Thread(target=take).start()
+        taken.wait()  # an exception in a hook would be lost
+
+    def work(connection: Connection) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.register_at_fork(before=hook)
+        try:
+            Child("A child", lambda _: time.sleep(600))
+        except KeyboardInterrupt:
+            connection.send(multiprocessing.active_children())
+
+    taken = threading.Event()
+    with closing(Child("A test", work, has_children=True)) as child:
+        assert child.receive() == []

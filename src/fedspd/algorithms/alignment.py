@@ -9,10 +9,10 @@ Shapes: C clients, S clusters, W trained parameters of a model.
 """
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedspd.core.exchange import Neighbourhood, ReceivedModel
+from fedspd.core.metrics import best_matching
 
 
 def first_notes(clients: Tensor, network_size: int) -> Tensor:
@@ -52,7 +52,7 @@ def match_labels(centers_SW: Tensor, received: list[ReceivedModel]) -> Tensor:
         torch.stack(means)[:, None], centers_SW[None], dim=2
     )
     score = similarity.double().nan_to_num(-1.0).cpu().numpy()
-    rows, columns = linear_sum_assignment(score, maximize=True)
+    rows, columns = best_matching(score)
     label = {int(column): labels[row] for row, column in zip(rows, columns, strict=True)}
     free = [s for s in range(S) if s not in label.values()]
     unmatched = [s for s in range(S) if s not in label]

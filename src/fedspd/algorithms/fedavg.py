@@ -32,6 +32,7 @@ class FedAvg(Local):
     """Federated averaging of one model per client."""
 
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ("finetune", "interpolate")
 
     init: Annotated[
         Literal["same", "own"],

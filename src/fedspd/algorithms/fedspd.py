@@ -52,6 +52,7 @@ class FedSPD(Algorithm[State]):
         ),
         "score": PrivateOption("loss", "an example's cluster would depend on the other examples"),
     }
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ("final_epochs", "final_rate", "final_decay")
 
     clusters: int = 2  # S
     selection: Annotated[
@@ -106,12 +107,12 @@ class FedSPD(Algorithm[State]):
         ),
     ] = 0.8
 
-    def local_updates(self, round: int) -> int:
+    def local_updates(self, round: int, rounds: int) -> int:
         is_first = self.first_round == "all" and round == self.warmup + 1
         return self.clusters if is_first else 1
 
-    def disjoint_updates(self, round: int) -> int:
-        return self.local_updates(round)
+    def disjoint_updates(self, round: int, rounds: int) -> int:
+        return self.local_updates(round, rounds)
 
     def check_learner(self, learner: Learner) -> None:
         check_score(self.score, "fedspd", learner)

@@ -28,12 +28,14 @@ from fedspd.algorithms.labellings import (
     best_labelling,
     exchange_body,
     exchange_heads,
+    has_own_bodies,
     left_alone,
     mean_of_any_cluster,
     own_labelling,
     pack_labelling,
     unpack_labelling,
     watched,
+    with_own_bodies,
 )
 from fedspd.algorithms.populations import (
     balanced_weights,
@@ -45,9 +47,9 @@ from fedspd.algorithms.populations import (
     find_directions,
     find_slopes,
     first_mixture,
-    has_gain,
     move_heads,
 )
+from fedspd.algorithms.split_check import features_of_halves, judge_split
 from fedspd.algorithms.split_state import (
     State,
     between,
@@ -56,7 +58,6 @@ from fedspd.algorithms.split_state import (
     joined,
     likelihoods,
     log_prior,
-    losses_of_split,
     posterior,
     rows_of,
     shares,
@@ -94,22 +95,22 @@ class FedSPDSplit(Algorithm[State]):
     HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {
         "prior": PrivateOption(False, "the label counts of a client would shape every gradient"),
-        "least_gain": PrivateOption(0.0, "the mean loss of a client would be sent"),
+        "check": PrivateOption(False, "the mean features of a client would be sent"),
     }
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ("final_epochs",)
 
     clusters: int = 0  # S; 0: chosen by the eigenvalues
     max_clusters: Annotated[
         int, Field(ge=2, description="The most clusters that are looked for.")
     ] = 4
     warmup: Annotated[int, Field(ge=1, description="Rounds of one model before the split (w).")] = 3
-    least_gain: Annotated[
-        float,
+    check: Annotated[
+        bool,
         Field(
-            ge=0,
-            description="The least gain of a split in likelihood beyond chance, as a share of the "
-            "loss without it. Below it, there is one cluster. 0: every split is kept.",
+            description="Whether the clients' features decide if a split is kept, and if each "
+            "cluster has a body of its own."
         ),
-    ] = 0.0075
+    ] = True
     prior: Annotated[bool, Field(description="Whether label priors are added to the logits.")] = (
         True
     )
@@ -122,13 +123,13 @@ class FedSPDSplit(Algorithm[State]):
         return self.clusters or self.max_clusters
 
     def shared_means(self, round: int) -> int:
-        return int(round > self.warmup)
+        return int(self._splits(round))
 
-    def local_updates(self, round: int) -> int:
-        return 1 + self.disjoint_updates(round)
+    def local_updates(self, round: int, rounds: int) -> int:
+        return 1 + self.disjoint_updates(round, rounds)
 
-    def disjoint_updates(self, round: int) -> int:
-        return FOLDS if round == 1 and self.cluster_limit > 1 else 0
+    def disjoint_updates(self, round: int, rounds: int) -> int:
+        return FOLDS if round == 1 and self._splits(rounds) else 0
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -151,7 +152,7 @@ class FedSPDSplit(Algorithm[State]):
             torch.stack(priors).to(model_CP),
             torch.zeros(C, S, data.width, dtype=learner.dtype),
             torch.ones(C, dtype=torch.long),
-            torch.full((C,), NO_LABELLING if self._splits(data) else 0),
+            torch.full((C,), NO_LABELLING if self._splits(data.rounds) else 0),
             model_CP.new_zeros(C, self.max_clusters),
             model_CP.new_zeros(C, max(1, S - 1)),
             model_CP.new_zeros(C, S, max(1, S - 1)),
@@ -159,9 +160,9 @@ class FedSPDSplit(Algorithm[State]):
             torch.full((C,), torch.nan, dtype=torch.double),
         )
 
-    def _splits(self, data: Block) -> bool:
-        """Return whether the run is long enough for a split, and one is wanted."""
-        return self.cluster_limit > 1 and data.rounds > self.warmup
+    def _splits(self, rounds: int) -> bool:
+        """Return whether so many rounds are enough for a split, and one is wanted."""
+        return self.cluster_limit > 1 and rounds > self.warmup
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if key.round <= self.warmup:
@@ -179,10 +180,10 @@ class FedSPDSplit(Algorithm[State]):
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
         before_CP = state.model_CP
         state = replace(state, model_CP=answer.mean(only_C1).model_CMP[:, 0])
-        if key.round == 1 and self._splits(data):
+        if key.round == 1 and self._splits(data.rounds):
             search = self._find_populations(learner, state, before_CP, data, key)
             state = yield from with_own_labelling(search, left_alone(answer), data)
-        if key.round == self.warmup and self._splits(data):
+        if key.round == self.warmup and self._splits(data.rounds):
             update_CQ = learner.cut.head(trained_CP - before_CP)
             split = self._split_heads(learner, state, update_CQ, data, key)
             state = yield from with_own_labelling(split, left_alone(answer), data)
@@ -210,14 +211,20 @@ class FedSPDSplit(Algorithm[State]):
         z_CM = torch.zeros_like(state.coordinates_CM)
         z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
         corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
+        mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
+        is_kept_C = has_own_C = torch.ones(len(data), dtype=torch.bool)
+        if self.check:
+            feature_C2B = features_of_halves(learner, model_CP, only_CFE, data)
+            judged = yield from judge_split(feature_C2B, z_CM, mixture_CS, clusters_C, data)
+            is_kept_C, has_own_C = judged[0] | bool(self.clusters), judged[1]
         return replace(
             state,
-            mixture_CS=(yield from first_mixture(z_CM, corner_CSM, clusters_C, data)),
-            clusters_C=clusters_C,
-            labelling_C=labelling_C,
+            mixture_CS=torch.where(is_kept_C[:, None], mixture_CS, state.mixture_CS),
+            clusters_C=torch.where(is_kept_C, clusters_C, 1),
+            labelling_C=with_own_bodies(labelling_C, has_own_C),
             spectrum_CM=spectrum_CM,
             coordinates_CM=z_CM,
-            corners_CSM=corner_CSM,
+            corners_CSM=torch.where(is_kept_C[:, None, None], corner_CSM, 0),
         )
 
     def _split_heads(
@@ -228,23 +235,8 @@ class FedSPDSplit(Algorithm[State]):
         slope_CMQ = yield from find_slopes(update_CQ, state.coordinates_CM, labelling_C, data)
         pairs = zip(state.corners_CSM, slope_CMQ, strict=True)
         D_CSQ = torch.stack([corner_SM @ slope_MQ for corner_SM, slope_MQ in pairs])
-        clusters_C = state.clusters_C
-        if not self.clusters and self.least_gain:
-            loss_C3 = losses_of_split(learner, state, D_CSQ, data, key.of("gain"))
-            # S - 1 shares that are fitted to n examples gain about (S - 1) / 2n by chance.
-            chance_C = (clusters_C - 1) / (2 * data.counts_C)
-            least_C = self.least_gain * loss_C3[:, 0] + chance_C
-            gains = yield from has_gain(loss_C3, least_C, labelling_C, data)
-            clusters_C = torch.where(gains, clusters_C, 1)
-        D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, clusters_C)
-        is_one_C1 = (clusters_C == 1)[:, None]
-        first_S = torch.eye(D_CSQ.shape[1], dtype=torch.double)[0]
-        return replace(
-            state,
-            offsets_CSQ=torch.where(is_one_C1[:, None], 0, D_CSQ),
-            mixture_CS=torch.where(is_one_C1, first_S, state.mixture_CS),
-            clusters_C=clusters_C,
-        )
+        D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, state.clusters_C)
+        return replace(state, offsets_CSQ=D_CSQ)
 
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Step 3: train all heads, each example weighted by how likely its cluster is."""
@@ -299,7 +291,10 @@ class FedSPDSplit(Algorithm[State]):
     def _exchange_body(
         self, cut: Cut, model_CP: Tensor, state: State, data: Block, key: Key
     ) -> Round[Tensor]:
-        """Average the body: with all neighbours, and by FedSPD's rule in the second half."""
+        """Average the body: with all neighbours, or by FedSPD's rule in the second half.
+
+        That rule gives each cluster a body of its own, where its features need one.
+        """
         body_CB = cut.body(model_CP)
         if not body_CB.shape[1]:
             return body_CB
@@ -307,7 +302,8 @@ class FedSPDSplit(Algorithm[State]):
         if key.round > max(self.warmup, data.rounds // 2):
             pairs = zip(data.clients, state.mixture_CS, strict=True)
             draws = [torch.multinomial(u, 1, generator=key.of(i, "pick").torch()) for i, u in pairs]
-            picked_C1 = torch.stack(draws)
+            has_own_C1 = has_own_bodies(state.labelling_C)[:, None]
+            picked_C1 = torch.where(has_own_C1, torch.stack(draws), 0)
         exchange = exchange_body(body_CB, picked_C1, state.labelling_C, self.cluster_limit, data)
         return (yield from exchange)
 

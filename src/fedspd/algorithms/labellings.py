@@ -3,8 +3,9 @@
 Clients that split together number their clusters alike: they have one labelling. Where the network
 is cut during the split, each part has its own. A labelling is a number that travels as the note of
 an exchange. Its high bits are the norm of the first corner, its low bits are a checksum of all
-corners. The largest labelling wins: its first corner is the most extreme one, so that a large part
-of a network usually prevails, and a client that was left alone never does.
+corners, and the last one says whether each cluster has a body of its own. The largest labelling
+wins: its first corner is the most extreme one, so that a large part of a network usually prevails,
+and a client that was left alone never does.
 
 A client averages with the neighbours of its own labelling alone. One that is offered a better one
 gives up its own, and in the next round it joins the better one as a newcomer does: it offers
@@ -34,6 +35,7 @@ from fedspd.core.robust import ROBUST
 Value = TypeVar("Value")
 NO_LABELLING = -1
 CHECKSUM_BITS = 24  # a float32 holds such an integer exactly
+OWN_BODIES = 1  # the last bit of a labelling
 NOTHING = NO_CLUSTER - 1  # a key that no one offers
 WITNESSES = 2  # neighbours that a robust rule asks for, since one may be Byzantine
 
@@ -53,7 +55,16 @@ def own_labelling(clients: Sequence[int], clusters_C: Tensor) -> Tensor:
 
 
 def _checksum(numbers: Sequence[int]) -> int:
-    return zlib.crc32(np.array(numbers, "<i8").tobytes()) & ((1 << CHECKSUM_BITS) - 1)
+    return zlib.crc32(np.array(numbers, "<i8").tobytes()) & ((1 << CHECKSUM_BITS) - OWN_BODIES - 1)
+
+
+def with_own_bodies(labelling_C: Tensor, has_own_C: Tensor) -> Tensor:
+    """Return the labelling that also says whether each cluster has a body of its own."""
+    return torch.where(labelling_C == NO_LABELLING, labelling_C, labelling_C | has_own_C.long())
+
+
+def has_own_bodies(labelling_C: Tensor) -> Tensor:
+    return (labelling_C & OWN_BODIES).bool()
 
 
 def pack_labelling(labelling_C: Tensor) -> Tensor:

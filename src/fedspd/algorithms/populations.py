@@ -173,7 +173,7 @@ def centre_folds(
     expectation.
     """
     own_CFX, used_CF1 = fold_moments(weight_CFKB, bias_CFK), is_used_CF[:, :, None].to(bias_CFK)
-    own_CX = _divide((own_CFX * used_CF1).sum(1), used_CF1.sum(1))
+    own_CX = divide((own_CFX * used_CF1).sum(1), used_CF1.sum(1))
     mean_C1X = yield from network_mean(own_CX[:, None], data)
     return without_mean_feature(weight_CFKB, bias_CFK, mean_C1X[:, 0]) * used_CF1
 
@@ -191,7 +191,7 @@ def without_mean_feature(weight_CFKB: Tensor, bias_CFK: Tensor, mean_CX: Tensor)
     weight_CQ, bias_CK, product_CB, square_C1 = parts
     weight_CKB = weight_CQ.reshape(-1, K, B)
     covariance_CB = product_CB - (bias_CK[:, :, None] * weight_CKB).sum(1)
-    m_CB = _divide(covariance_CB, square_C1 - bias_CK.square().sum(1, keepdim=True))
+    m_CB = divide(covariance_CB, square_C1 - bias_CK.square().sum(1, keepdim=True))
     row_CFKB = weight_CFKB - weight_CKB[:, None]
     residual_CFKB = row_CFKB - (bias_CFK - bias_CK[:, None])[..., None] * m_CB[:, None, None]
     d_CFQ: Tensor = residual_CFKB.flatten(2)
@@ -208,7 +208,7 @@ def find_directions(
     """
     draw = torch.randn(d_CFQ.shape[2], count, generator=key.torch(), dtype=torch.double)
     V_CMQ: Tensor = torch.linalg.qr(draw)[0].T.to(d_CFQ).repeat(len(d_CFQ), 1, 1)
-    unit_CFQ = _divide(d_CFQ, d_CFQ.norm(dim=2, keepdim=True))
+    unit_CFQ = divide(d_CFQ, d_CFQ.norm(dim=2, keepdim=True))
     F, size_CM = unit_CFQ.shape[1], V_CMQ.new_zeros(V_CMQ.shape[:2])
     for _ in range(ITERATIONS):
         along_CFM = _along(V_CMQ, unit_CFQ)
@@ -230,7 +230,7 @@ def _along(V_CMQ: Tensor, x_CFQ: Tensor) -> Tensor:
 def coordinates(V_CMQ: Tensor, d_CFQ: Tensor) -> Tensor:
     """Return z_CM, the coordinates of every client: the mean over its folds that have examples."""
     count_C1 = (d_CFQ.norm(dim=2) > 0).sum(1, keepdim=True).to(d_CFQ)
-    return _divide(_along(V_CMQ, d_CFQ).sum(1), count_C1)
+    return divide(_along(V_CMQ, d_CFQ).sum(1), count_C1)
 
 
 def _orthonormalise(w_CMQ: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,12 +248,12 @@ def choose_clusters(size_CM: Tensor, data: Block) -> Round[Tensor]:
     The clients' estimates differ a little, so that the client with the lowest id decides for all.
     """
     own_C, _ = largest_gap(size_CM, data.network_size)
-    agreed_C = yield from _agree(own_C.to(size_CM), data)
+    agreed_C = yield from agree(own_C.to(size_CM), data)
     # One may send any number.
     return agreed_C.round().clamp(1, size_CM.shape[1]).long()
 
 
-def _agree(number_C: Tensor, data: Block) -> Round[Tensor]:
+def agree(number_C: Tensor, data: Block) -> Round[Tensor]:
     """Return the number of the client with the lowest id."""
     offer_C2 = torch.stack([-torch.tensor(data.clients).to(number_C), number_C], 1)
     agreed_C2 = yield from network_largest(offer_C2, data)
@@ -292,7 +292,7 @@ def find_corners(
     for _ in range(most):
         best = yield from find(rest_CX, z_CM, data)
         point_CX = best[:, 2 : 3 + M]
-        along_CX = _divide(point_CX, point_CX.norm(dim=1, keepdim=True))
+        along_CX = divide(point_CX, point_CX.norm(dim=1, keepdim=True))
         rest_CX = rest_CX - (rest_CX * along_CX).sum(1, keepdim=True) * along_CX
         found.append(best)
     found_CSX = torch.stack(found, 1)
@@ -343,7 +343,7 @@ def first_mixture(
     distance_CS = (z_CM[:, None] - corner_CSM).square().sum(2)
     own_C = torch.where(is_used_CS, distance_CS, 0).sum(1) / clusters_C
     mean_C11 = yield from network_mean(own_C[:, None, None], data)
-    score_CS = -2 * _divide(distance_CS, mean_C11[:, 0])
+    score_CS = -2 * divide(distance_CS, mean_C11[:, 0])
     return score_CS.double().masked_fill(~is_used_CS, -torch.inf).softmax(1)
 
 
@@ -354,7 +354,7 @@ def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Bloc
     client's update.
     """
     Q, norm_C1 = update_CQ.shape[1], update_CQ.norm(dim=1, keepdim=True)
-    unit_CQ = _divide(update_CQ, norm_C1)
+    unit_CQ = divide(update_CQ, norm_C1)
     own_C1X = torch.cat([unit_CQ, norm_C1, torch.zeros_like(norm_C1)], 1)[:, None]
     z_CM1 = z_CM[:, :, None]
     with_z_CMX = torch.cat([z_CM1 * unit_CQ[:, None], z_CM1, z_CM1.square()], 2)
@@ -363,25 +363,9 @@ def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Bloc
     mean_z_CM1 = moments[:, 1:, Q : Q + 1]
     variance_CM1 = moments[:, 1:, Q + 1 :] - mean_z_CM1.square()
     covariance_CMQ = moments[:, 1:, :Q] - mean_z_CM1 * mean_C1Q
-    return _divide(covariance_CMQ, variance_CM1) * norm_C11
+    return divide(covariance_CMQ, variance_CM1) * norm_C11
 
 
-def has_gain(loss_C3: Tensor, least_C: Tensor, labelling_C: Tensor, data: Block) -> Round[Tensor]:
-    """Return whether a split is worth its heads, from the losses that `losses_of_split` returns.
-
-    It must lower the loss, and a part of that must come from mixtures that were fitted again. That
-    part is 0 where the labels do not tell the clusters apart, as with rotations that the body has
-    learnt. The geometric mean of the two counts. The client with the lowest id decides for all.
-    """
-    without_C, split_C, fitted_C = loss_C3.unbind(1)
-    own_C13 = torch.stack([without_C - fitted_C, split_C - fitted_C, least_C], 1)[:, None]
-    mean_C13 = yield from network_mean(own_C13, data, labelling_C)
-    gain_C, part_C, mean_least_C = mean_C13[:, 0].unbind(1)
-    gain_C = (gain_C.clamp(min=0) * part_C.clamp(min=0)).sqrt()
-    agreed_C = yield from _agree((gain_C >= mean_least_C).to(gain_C), data)
-    return agreed_C > 0.5
-
-
-def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return the quotient, and 0 where the denominator is 0."""
     return torch.where(denominator > 0, numerator / denominator, 0)

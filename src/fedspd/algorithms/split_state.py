@@ -19,8 +19,6 @@ from fedspd.core.learner import Learner
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
 NEWCOMER_STEPS = 20  # of EM, on the mixture alone
-REFIT_STEPS = 5  # of EM, when a split is judged
-ENLARGED = 2.0  # D, when a split is judged: where heads differ too much, mixtures must be right
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,6 @@ def refit(learner: Learner, state: State, data: Block, steps: int, key: Key) -> 
         u_CS = shares(learner, r_CSE, state, data, key.of(step))
         state = replace(state, mixture_CS=u_CS)
     return with_likelihood(state, data)
-
-
-def losses_of_split(learner: Learner, state: State, D_CSQ: Tensor, data: Block, key: Key) -> Tensor:
-    """Return loss_C3: without D, with D enlarged, and with the mixtures fitted again to that."""
-    without = with_losses(learner, replace(state, offsets_CSQ=torch.zeros_like(D_CSQ)), data)
-    split = with_losses(learner, replace(state, offsets_CSQ=ENLARGED * D_CSQ), data)
-    fitted = refit(learner, split, data, REFIT_STEPS, key)
-    return torch.stack([one.loss_C.to(D_CSQ) for one in (without, split, fitted)], 1)
 
 
 def groups(state: State, data: Block) -> Iterator[tuple[int, list[int], State]]:

@@ -19,7 +19,7 @@ from fedspd.cli.tables import (
     wide_console,
 )
 from fedspd.comparison import advice
-from fedspd.comparison.jobs import Job, choose_methods, list_jobs, parse_grid
+from fedspd.comparison.jobs import Job, choose_jobs, choose_methods, list_jobs, parse_grid
 from fedspd.comparison.progress import ComparisonProgress
 from fedspd.comparison.scheduler import run_all
 from fedspd.config import check_used, load, split_arguments
@@ -38,47 +38,28 @@ def compare(
     out: Path | None,
     workers: int,
     as_json: bool,
+    *,
+    is_sweep: bool = False,
 ) -> None:
-    """Run the methods with all seeds, and write and show the report."""
-    path, overrides = split_arguments(settings)
-    base = load(path, overrides)
-    folder = out or new_folder(f"compare-{Path(base.data.name).stem}")
-    chosen, grid = choose_methods(methods, base)
-    check_used(base, chosen)
-    jobs = list_jobs(base, chosen, seeds, grid)
-    _run(jobs, folder, workers, base.method, as_json)
-
-
-def sweep(
-    settings: list[str],
-    methods: str | None,
-    seeds: int,
-    out: Path | None,
-    workers: int,
-    as_json: bool,
-) -> None:
-    """Run the methods with all seeds at every grid point, and write and show the report."""
+    """Run the methods with all seeds, at every grid point; write and show the report."""
     path, words = split_arguments(settings)
-    overrides, grid = parse_grid(words)
-    if not grid:
+    overrides, grid = parse_grid(words) if is_sweep else (words, {})
+    if is_sweep and not grid:
         raise ConfigError(
             "No key has several values; expected at least one, such as topology.degree=2,4,6. "
             "Without a grid, use 'fedspd compare'."
         )
     base = load(path, overrides)
-    folder = out or new_folder(f"sweep-{Path(base.data.name).stem}")
-    chosen, grid = choose_methods(methods, base, grid)
-    check_used(base, chosen)
-    jobs = list_jobs(base, chosen, seeds, grid)
-    _run(jobs, folder, workers, base.method, as_json)
+    name = "sweep" if is_sweep else "compare"
+    folder = out or new_folder(f"{name}-{Path(base.data.name).stem}")
+    _run(choose_jobs(base, methods, seeds, grid), folder, workers, base.method, as_json)
 
 
 def demo(out: Path | None, workers: int, as_json: bool) -> None:
     """Compare the recommended methods on two populations of clients that label differently."""
     with resources.as_file(resources.files("fedspd.cli") / "demo.toml") as path:
         base = load(path)
-    chosen, grid = choose_methods(None, base)
-    jobs = list_jobs(base, chosen, DEMO_SEEDS, grid)
+    jobs = choose_jobs(base, None, DEMO_SEEDS)
     _run(jobs, out or new_folder("demo"), workers, base.method, as_json)
 
 

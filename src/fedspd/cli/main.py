@@ -168,7 +168,7 @@ def sweep(
     """Compare methods at every point of a grid such as topology.degree=2,4,6; write a report."""
     from fedspd.cli import comparison
 
-    comparison.sweep(settings or [], methods, seeds, out, workers, as_json)
+    comparison.compare(settings or [], methods, seeds, out, workers, as_json, is_sweep=True)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -30,10 +30,10 @@ from fedspd.paper.definition import (
     experiment_names,
     load_experiment,
 )
-from fedspd.paper.hours import run_seconds
-from fedspd.paper.records import Records
+from fedspd.paper.hours import seconds_by_run
+from fedspd.paper.records import Records, key_of, settings_of
 from fedspd.paper.runs import (
-    Plan,
+    ExperimentPlan,
     list_missing_jobs,
     make_plan,
     missing_error,
@@ -176,25 +176,28 @@ def _run_theory(order: Order) -> None:
     found = theory_report.findings(series)
     for sentence in found:
         print(sentence, file=sys.stderr if order.as_json else sys.stdout)
-    print(f"Report: {folder / 'report.md'}", file=sys.stderr)
+    print(f"Report: {folder / 'report.html'}", file=sys.stderr)
     if order.as_json:
-        print(json.dumps({"findings": found, "report": str(folder / "report.md")}))
+        print(json.dumps({"findings": found, "report": str(folder / "report.html")}))
 
 
 def _run(names: Sequence[str], order: Order) -> int:
     """Run the experiments one after another; one that fails does not end the others."""
     records = Records(order.out)
     errors: dict[str, FedspdError] = {}
-    plans: list[Plan] = []
+    plans: list[ExperimentPlan] = []
     for name in names:
         try:
             plans.append(make_plan(load_experiment(name), order.scale, order.reading, records))
         except FedspdError as error:
             errors[name] = error
+    wanted = [config for plan in plans for config in plan.configs]
     jobs = {job.name: job for plan in plans for job in list_missing_jobs(plan, records)}
-    with ComparisonProgress(list(jobs.values()), order.as_json, run_seconds) as progress:
+    seconds = seconds_by_run(job.config for job in jobs.values())
+    seconds_of = lambda config: seconds[key_of(settings_of(config))]  # noqa: E731
+    with ComparisonProgress(list(jobs.values()), order.as_json, seconds_of) as progress:
         for plan in plans:
-            failure = run_plan(plan, records, order.machine, order.device, [progress])
+            failure = run_plan(plan, records, order.machine, order.device, [progress], wanted)
             if failure is not None:
                 errors[plan.experiment.name] = failure
             _write(plan, records)
@@ -209,13 +212,13 @@ def _run(names: Sequence[str], order: Order) -> int:
     return 1 if errors else 0
 
 
-def _raise_only(errors: dict[str, FedspdError], plans: Sequence[Plan]) -> None:
+def _raise_only(errors: dict[str, FedspdError], plans: Sequence[ExperimentPlan]) -> None:
     """Raise the error of the only experiment, also if it lacks the data of all its rows."""
     for error in [*errors.values(), *filter(None, map(missing_error, plans))]:
         raise error
 
 
-def _write(plan: Plan, records: Records) -> tuple[PaperTable, Path]:
+def _write(plan: ExperimentPlan, records: Records) -> tuple[PaperTable, Path]:
     table = make_table(plan.experiment, plan.scale, plan.reading, records, plan.missing)
     return table, pages.write_report(table, records)
 
@@ -232,11 +235,11 @@ def _print_table(table: PaperTable, folder: Path, as_json: bool) -> None:
     console.print(f"Report: {folder / 'report.html'}", markup=False, soft_wrap=True)
 
 
-def _missing(plans: Sequence[Plan]) -> dict[str, dict[str, str]]:
+def _missing(plans: Sequence[ExperimentPlan]) -> dict[str, dict[str, str]]:
     return {plan.experiment.name: plan.missing for plan in plans if plan.missing}
 
 
-def _print_missing(plans: Sequence[Plan], errors: dict[str, FedspdError]) -> None:
+def _print_missing(plans: Sequence[ExperimentPlan], errors: dict[str, FedspdError]) -> None:
     """Say at the end what is missing, and how to get it."""
     for name, error in errors.items():
         print(f"fedspd: {name} is not complete: {error}", file=sys.stderr)

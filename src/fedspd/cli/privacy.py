@@ -12,6 +12,7 @@ from fedspd.core.errors import ConfigError
 from fedspd.core.mechanism import Release
 from fedspd.experiment.build import build_budget
 from fedspd.experiment.spending import silence_alarm
+from fedspd.node.peer.privacy import LEDGER, read_ledger
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.budget import Budget, describe, warnings
 from fedspd.privacy.ledger import RunLedger
@@ -94,7 +95,7 @@ def _budget(config: ExperimentConfig) -> Budget:
 
 def _spent(folder: Path) -> Json:
     run_folder = RunFolder.open(folder)
-    if (folder / "privacy.json").exists():
+    if (folder / LEDGER).exists():
         return _spent_by_node(run_folder)
     stored = run_folder.read("run.json")
     config = validate(stored["config"])
@@ -103,19 +104,21 @@ def _spent(folder: Path) -> Json:
     for event in run_folder.events():
         if "privacy" in event:
             ledger.record(event["privacy"])
+        if "privacy" in event and event["event"] == "round":
             rounds.append([event["round"], max(event["privacy"]["epsilon"])])
-    spent = max((cost for _, cost in rounds), default=0.0)
+    found = ledger.as_json()
     sentence = (
-        f"Privacy: epsilon = {spent:.4g} after {len(rounds)} of {config.rounds} rounds, at delta = "
-        f"{config.privacy.delta:g}: the most of a client against all others together."
+        f"Privacy: epsilon = {max(found['all']):.4g} after {len(rounds)} of {config.rounds} "
+        f"rounds, at delta = {config.privacy.delta:g}: the most of a client against all others "
+        "together."
     )
     sentences = [sentence, *silence_alarm(ledger.silent)]
-    return {"sentences": sentences, "rounds": rounds, **ledger.as_json()}
+    return {"sentences": sentences, "rounds": rounds, **found}
 
 
 def _spent_by_node(run_folder: RunFolder) -> Json:
     """Return what a node has spent, from the ledger in its journal."""
-    ledger, events = run_folder.read("privacy.json"), list(run_folder.events())
+    ledger, events = read_ledger(run_folder), list(run_folder.events())
     reported = [event for event in events if "privacy" in event]
     delta = float(ledger["delta"])
     entries = [[Release(*spent) for spent in entry["spent"]] for entry in ledger["releases"]]

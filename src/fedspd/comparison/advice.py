@@ -54,7 +54,7 @@ class Signs:
 
     @property
     def is_overruled(self) -> bool:
-        """Whether the ratio speaks for populations, but heads of their own gained too little."""
+        """Whether the ratio speaks for populations, but one head serves them better."""
         return self.clusters == 1 and self.ratio is not None and self.ratio >= LEAST_RATIO
 
     @property
@@ -237,7 +237,7 @@ def _spectrum_in_words(signs: Signs) -> str:
         return found
     ratio = f"(ratio of eigenvalues {signs.ratio:.1f}, threshold {LEAST_RATIO:.1f})"
     if signs.is_overruled:
-        return f"populations differ {ratio}, but heads of their own gain too little"
+        return f"clients differ {ratio}, but their features tell it: one head serves them all"
     return f"{found} {ratio}"
 
 

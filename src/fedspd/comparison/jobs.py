@@ -13,6 +13,7 @@ from fedspd.config import (
     METHOD_TABLES,
     ExperimentConfig,
     as_dict,
+    check_used,
     given_dict,
     parse_override,
     set_key,
@@ -63,6 +64,18 @@ def choose_methods(
     if FINETUNE not in grid:
         grid[FINETUNE] = [0, as_dict(base)["fedavg"]["finetune"] or FINETUNE_EPOCHS]
     return [*own, *chosen], grid
+
+
+def choose_jobs(
+    base: ExperimentConfig,
+    methods: str | None,
+    seeds: int,
+    grid: dict[str, list[Any]] | None = None,
+) -> list[Job]:
+    """Return the jobs of a comparison; refuse a config with options that none of them uses."""
+    chosen, points = choose_methods(methods, base, grid)
+    check_used(base, chosen)
+    return list_jobs(base, chosen, seeds, points)
 
 
 def list_jobs(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedspd.comparison.jobs import Job, choose_methods, list_jobs
+from fedspd.comparison.jobs import Job, choose_jobs
 from fedspd.comparison.progress import ComparisonProgress
 from fedspd.comparison.scheduler import run_all
-from fedspd.config import check_used, load
+from fedspd.config import load
 from fedspd.core.errors import ConfigError
 from fedspd.experiment.build import ModelFactory, build_experiment
 from fedspd.experiment.callbacks import Callback, check_callbacks
@@ -143,9 +143,8 @@ def sweep(
     _check_count("seeds", seeds)
     _check_count("workers", workers)
     base = as_config(config)
-    chosen, points = choose_methods(_as_text(methods), base, _as_grid(grid))
-    check_used(base, chosen)
-    jobs = [replace(job, data=data, model=model) for job in list_jobs(base, chosen, seeds, points)]
+    jobs = choose_jobs(base, _as_text(methods), seeds, _as_grid(grid))
+    jobs = [replace(job, data=data, model=model) for job in jobs]
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
     folder = Path(temporary.name) / "comparison" if temporary else Path(str(out))
     _run(jobs, folder, workers, callbacks, progress, base.method)

@@ -7,7 +7,7 @@ OUT/
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,16 @@ from fedspd.core.errors import FedspdError, StorageError
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
+from fedspd.experiment.interrupts import interrupts
 from fedspd.experiment.resuming import first_change
+from fedspd.experiment.sharing import borrow_rounds, can_lend, rounds_key
 from fedspd.runtime.processes import Child, require_fork
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
-RunningJobs = dict[Connection, Child]
+Chain = list[Job]  # jobs that share their rounds: one after another
+Share = Callable[[Job], None]
+RunningJobs = dict[Connection, tuple[Child, Chain]]  # with those of its chain that wait for it
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,16 @@ def run_all(
 
 
 def run_jobs(
-    todo: Sequence[Job], folder: Path, machine: Machine, callbacks: Sequence[Callback] = ()
+    todo: Sequence[Job],
+    folder: Path,
+    machine: Machine,
+    callbacks: Sequence[Callback] = (),
+    others: Sequence[Job] = (),
 ) -> list[Path]:
     """Run all jobs that are unfinished in this folder, and return every run folder.
 
     Several run at once on the processor of this machine. A GPU or a cluster has one at a time.
+    Jobs that differ only in their final phase share their rounds, also with finished `others`.
     """
     workers = (machine.workers or 1) if machine.engine == "processes" else 1
     _check_workers(workers)
@@ -69,12 +78,31 @@ def run_jobs(
             notify(callbacks, _finished(job))
     waiting = [job for job in todo if job.name not in finished]
     is_on_cpu = all(device_of(job.config).type == "cpu" for job in waiting)
-    parallel = min(workers, len(waiting))
+    chains = _chains(waiting)
+    siblings = {job.name: chain for chain in _chains([*todo, *others]) for job in chain}
+    share = partial(_share_rounds, siblings, folder)
+    parallel = min(workers, len(chains))
     if parallel > 1 and is_on_cpu:
-        _run_in_parallel(waiting, folder, parallel, workers // parallel, callbacks)
+        _run_in_parallel(chains, folder, parallel, workers // parallel, callbacks, share)
     else:  # a fork cannot use a GPU that its parent has used
-        _run_in_turn(waiting, folder, machine, callbacks)
+        _run_in_turn(waiting, folder, machine, callbacks, share)
     return [folder / job.name for job in todo]
+
+
+def _chains(jobs: Sequence[Job]) -> list[Chain]:
+    """Return the jobs in chains that share their rounds."""
+    chains: dict[str, Chain] = {}
+    for job in jobs:
+        chains.setdefault(rounds_key(job.config) or job.name, []).append(job)
+    return list(chains.values())
+
+
+def _share_rounds(siblings: Mapping[str, Chain], folder: Path, job: Job) -> None:
+    """Begin a new run with the rounds of a finished one that has the same, if there is one."""
+    others = (folder / other.name for other in siblings[job.name])
+    lender = next((one for one in others if can_lend(one, job.config.device)), None)
+    if lender is not None and not (folder / job.name / "run.json").exists():
+        borrow_rounds(lender, folder / job.name, job.config)
 
 
 def _check_workers(workers: int) -> None:
@@ -190,52 +218,67 @@ def _run(job: Job, folder: Path, machine: Machine, send: Callable[[Json], object
 
 
 def _run_in_turn(
-    waiting: Sequence[Job], folder: Path, machine: Machine, callbacks: Sequence[Callback]
+    waiting: Sequence[Job],
+    folder: Path,
+    machine: Machine,
+    callbacks: Sequence[Callback],
+    share: Share,
 ) -> None:
     for job in waiting:
         with _errors_name(job):
+            share(job)
             _run(job, folder / job.name, machine, partial(notify, callbacks))
 
 
 def _run_in_parallel(
-    waiting: Sequence[Job],
+    chains: Sequence[Chain],
     folder: Path,
     parallel: int,
     workers: int,
     callbacks: Sequence[Callback],
+    share: Share,
 ) -> None:
     """Run so many jobs at a time, with so many workers each."""
-    queue = deque(waiting)
+    queue = deque(chains)
     running: RunningJobs = {}
     try:
-        while queue or running:
-            while queue and len(running) < parallel:
-                _start(queue.popleft(), folder, workers, running)
-            for connection in wait(list(running)):
-                assert isinstance(connection, Connection)
-                _take(connection, running, callbacks)
+        with interrupts() as stop:
+            while queue or running:
+                while queue and len(running) < parallel:
+                    job, *rest = queue.popleft()
+                    child = _start(job, folder, workers, share)
+                    running[child.connection] = child, rest
+                for connection in wait(list(running)):
+                    assert isinstance(connection, Connection)
+                    if rest := _take(connection, running, callbacks):
+                        queue.appendleft(rest)
+                stop.check()
     finally:
-        for child in running.values():
+        for child, _ in running.values():
             child.close()
 
 
-def _start(job: Job, folder: Path, workers: int, running: RunningJobs) -> None:
-    work = partial(_run_in_child, job, folder / job.name, workers)
-    hint = "Use fewer workers."
-    child = Child(f"The run '{job.name}'", work, hint=hint, has_children=True)
-    running[child.connection] = child
+def _start(job: Job, folder: Path, workers: int, share: Share) -> Child:
+    work = partial(_run_in_child, job, folder / job.name, workers, share)
+    return Child(f"The run '{job.name}'", work, hint="Use fewer workers.", has_children=True)
 
 
-def _take(connection: Connection, running: RunningJobs, callbacks: Sequence[Callback]) -> None:
-    event = running[connection].receive()
-    if event is None:
-        running.pop(connection).close()
-    else:
+def _take(connection: Connection, running: RunningJobs, callbacks: Sequence[Callback]) -> Chain:
+    """Pass an event on; return the jobs that waited for this one if it has ended."""
+    event = running[connection][0].receive()
+    if event is not None:
         notify(callbacks, event)
+        return []
+    child, rest = running.pop(connection)
+    child.close()
+    return rest
 
 
-def _run_in_child(job: Job, folder: Path, workers: int, connection: Connection) -> None:
+def _run_in_child(
+    job: Job, folder: Path, workers: int, share: Share, connection: Connection
+) -> None:
     with _errors_name(job):
+        share(job)
         _run(job, folder, Machine(workers), connection.send)
 
 

@@ -79,6 +79,9 @@ class Algorithm(ABC, Generic[State]):
     PRIVATE_OPTIONS: ClassVar[Mapping[str, PrivateOption]] = {}
     # Keys and tables of a config that the method does not use: any value gives the same run.
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ()
+    # The options that `finish` alone uses, its number of epochs first: without privacy, runs that
+    # differ in nothing else share their rounds.
+    FINAL_OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     clusters: int
 
@@ -92,11 +95,11 @@ class Algorithm(ABC, Generic[State]):
         """The most models that a client offers in one exchange; each cluster is below it."""
         return self.cluster_limit
 
-    def local_updates(self, round: int) -> int:
-        """Return how often a client trains in a round: the calls of `learner.train`."""
+    def local_updates(self, round: int, rounds: int) -> int:
+        """Return how often a client trains in a round of so many: the calls of `learner.train`."""
         return 1
 
-    def disjoint_updates(self, round: int) -> int:
+    def disjoint_updates(self, round: int, rounds: int) -> int:
         """Return how many of these are by `learner.train_parts`, on disjoint examples."""
         return 0
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedspd.core.augmentation import Augmentation, augment
 from fedspd.core.block import Block
+from fedspd.core.cut import find_head
 from fedspd.core.flat_module import Factory, FlatModule, keyed_randomness
 from fedspd.core.keys import Key
 from fedspd.core.losses import Loss, Objective, weighted_loss
@@ -250,9 +251,10 @@ class Learner(FlatModule):
     def mean_shares(self, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key) -> Tensor:
         """Return share_CS, the mean over each client's examples of shares that sum to 1.
 
-        before_CS is what a mechanism may return that cannot afford a new mean.
+        before_CS is what a mechanism may return that cannot afford a new mean. A single share is 1
+        whatever the examples are, so that it costs nothing.
         """
-        if self.mechanism is not None:
+        if self.mechanism is not None and share_CSE.shape[1] > 1:
             return self.mechanism.mean_shares(self, share_CSE, before_CS, data, key)
         return share_CSE.sum(2) / data.counts_C[:, None]
 
@@ -325,6 +327,18 @@ class Learner(FlatModule):
         with one_thread():
             batches = torch.split(aligned(x), EVALUATION_BATCH)
             return torch.cat([self.module(self._batch(batch)) for batch in batches])
+
+    def features(self, model_P: Tensor, x: Tensor) -> Tensor:
+        """Return feature_EB, what the model's head sees of the examples x."""
+        seen: list[Tensor] = []
+        _, head = find_head(self.module, self.head)
+        hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.outputs(model_P, x)
+        finally:
+            hook.remove()
+        feature_EXB = torch.cat(seen).to(self.dtype).cpu()
+        return feature_EXB.reshape(len(x), -1, feature_EXB.shape[-1]).mean(1)
 
     def predict(self, model_CP: Tensor, x: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs of every client's model for the client's examples x[c]."""

@@ -145,7 +145,7 @@ class Epoch:
         return self.place_GE + self.start_G1
 
 
-class Examples(NamedTuple):
+class ExampleTable(NamedTuple):
     """The examples of a group in one table; the last row is one of weight 0."""
 
     x_R: Tensor
@@ -155,13 +155,13 @@ class Examples(NamedTuple):
 
 def gather(
     x: Sequence[Tensor], y: Sequence[Tensor], weight: Sequence[Tensor] | None, dtype: torch.dtype
-) -> Examples:
+) -> ExampleTable:
     """Return the examples of a group."""
     x = [own.to(dtype) for own in x]
     x_R = torch.cat([*x, x[0].new_zeros(1, *x[0].shape[1:])])
     y_R = torch.cat([*y, torch.zeros_like(y[0][:1])])
     weight_R = None if weight is None else torch.cat([*weight, torch.ones_like(weight[0][:1])])
-    return Examples(x_R, y_R, weight_R)
+    return ExampleTable(x_R, y_R, weight_R)
 
 
 def take_rows(table_R: Tensor, index_GE: Tensor) -> Tensor:

@@ -71,14 +71,14 @@ class BoundLayer:
 
     def __init__(self, input: Tensor) -> None:
         self.input = self.output = input
-        self.d = self.d_input = input
+        self.d = input
 
     def forward(self) -> None:
         """Compute the output."""
 
     def connect(self, d: Tensor, needs_input: bool) -> Tensor:
         """Take the gradient by the output; return where that by the input will stand."""
-        self.d = self.d_input = d
+        self.d = d
         return d
 
     def backward(self) -> None:

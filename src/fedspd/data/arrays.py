@@ -26,7 +26,7 @@ MIN_TRAIN, MIN_TEST = 2, 1  # examples of a client
 
 
 @dataclass(frozen=True)
-class Part:
+class RawPart:
     """Training or test examples as they were given.
 
     x        array-like, with one row per example
@@ -79,12 +79,15 @@ def from_arrays(
             f"'{name}': only one of x_test and y_test; expected both, or neither for a split of "
             "the training part."
         )
-    test = None if x_test is None else Part(x_test, y_test)
-    return from_parts(Part(x_train, y_train), test, name, reading)
+    test = None if x_test is None else RawPart(x_test, y_test)
+    return from_parts(RawPart(x_train, y_train), test, name, reading)
 
 
 def from_parts(
-    train: Part, test: Part | None = None, name: str = "custom", reading: Reading | None = None
+    train: RawPart,
+    test: RawPart | None = None,
+    name: str = "custom",
+    reading: Reading | None = None,
 ) -> Source:
     """Return the source of a training part and, if there is one, a test part."""
     reading = reading or Reading()
@@ -116,7 +119,7 @@ def _numbered(parts: Sequence[NDArray[Any]]) -> tuple[str, ...]:
 
 
 def from_clients(
-    clients: Mapping[str, tuple[Part, Part | None]],
+    clients: Mapping[str, tuple[RawPart, RawPart | None]],
     name: str = "custom",
     reading: Reading | None = None,
 ) -> Source:
@@ -139,7 +142,7 @@ def from_clients(
                 _append(columns, part, client)
     classes = next((part.classes for part, _ in clients.values() if part.classes), ())
     joined = [
-        Part(_joined(each.x, "x"), _joined(each.y, "y"), np.array(each.client), classes)
+        RawPart(_joined(each.x, "x"), _joined(each.y, "y"), np.array(each.client), classes)
         for each in (train, test)
         if each.client
     ]
@@ -147,7 +150,7 @@ def from_clients(
     return _in_given_order(source, list(clients))
 
 
-def _append(columns: _Columns, part: Part, client: str) -> None:
+def _append(columns: _Columns, part: RawPart, client: str) -> None:
     x, y = as_array(part.x, f"client '{client}', x"), as_array(part.y, f"client '{client}', y")
     if len(x) != len(y):
         raise DataError(
@@ -291,7 +294,7 @@ def _check_agreement(train: Examples, test: Examples) -> None:
 # --- clients and test parts ---
 
 
-def _find_owners(parts: Mapping[str, Part], sizes: Sequence[int]) -> Owners | None:
+def _find_owners(parts: Mapping[str, RawPart], sizes: Sequence[int]) -> Owners | None:
     """Return whose examples these are, or None if the data have no clients."""
     given = {key: part.client for key, part in parts.items() if part.client is not None}
     if not given:

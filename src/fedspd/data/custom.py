@@ -14,7 +14,7 @@ import torch
 
 from fedspd.core.errors import DataError, nearest
 from fedspd.core.imports import FROM_PYTHON, load_object
-from fedspd.data.arrays import Part, Reading, from_arrays, from_clients, from_parts
+from fedspd.data.arrays import RawPart, Reading, from_arrays, from_clients, from_parts
 from fedspd.data.files import FILE_SUFFIXES, from_file, from_folder, load_inputs
 from fedspd.data.objects import count_partitions, dataset_parts, is_dataset, is_table
 from fedspd.data.sources import DATASETS, Source, is_official, load_dataset
@@ -67,7 +67,7 @@ def _named_source(spec: str, folder: Path | None, reading: Reading) -> Source:
 # --- objects ---
 
 
-def _parts(spec: Any, reading: Reading, where: str) -> tuple[Part, Part | None]:
+def _parts(spec: Any, reading: Reading, where: str) -> tuple[RawPart, RawPart | None]:
     """Return the training part and, if there is one, the test part of an object."""
     if isinstance(spec, Mapping) and _is_split(spec):
         pair = [spec["train"], *(spec[key] for key in ("test", "validation") if key in spec)][:2]
@@ -75,15 +75,15 @@ def _parts(spec: Any, reading: Reading, where: str) -> tuple[Part, Part | None]:
     if isinstance(spec, tuple) and len(spec) == 2 and _are_datasets(spec):
         return _pair(spec, reading, where)
     if isinstance(spec, tuple) and len(spec) == 2 and all(map(_is_pair_of_arrays, spec)):
-        return Part(*spec[0]), Part(*spec[1])
+        return RawPart(*spec[0]), RawPart(*spec[1])
     if isinstance(spec, tuple) and len(spec) in (2, 4) and all(map(_is_array_like, spec)):
-        return Part(*spec[:2]), Part(*spec[2:]) if len(spec) == 4 else None
+        return RawPart(*spec[:2]), RawPart(*spec[2:]) if len(spec) == 4 else None
     if is_dataset(spec):
         return dataset_parts(spec, reading, where)
     raise DataError(f"{where}: a value of type {type(spec).__name__}; expected {FORMS}.")
 
 
-def _pair(pair: Sequence[Any], reading: Reading, where: str) -> tuple[Part, Part | None]:
+def _pair(pair: Sequence[Any], reading: Reading, where: str) -> tuple[RawPart, RawPart | None]:
     parts = [_parts(each, reading, where)[0] for each in pair]
     return parts[0], parts[1] if len(parts) > 1 else None
 
@@ -142,7 +142,7 @@ def _checked(source: Source) -> Source:
             "floating-point numbers."
         )
     classes = tuple(map(str, range(source.classes)))
-    parts = [Part(each.x, each.y, classes=classes) for each in (train, test)]
+    parts = [RawPart(each.x, each.y, classes=classes) for each in (train, test)]
     reading = Reading(task="auto" if classes else "regression")
     checked = from_parts(parts[0], parts[1], source.name, reading)
     return replace(source, train=checked.train, test=checked.test)

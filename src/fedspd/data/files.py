@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from fedspd.core.errors import DataError, MissingExtraError
 from fedspd.data import formats
-from fedspd.data.arrays import Part, Reading, as_inputs, from_clients, from_parts
+from fedspd.data.arrays import RawPart, Reading, as_inputs, from_clients, from_parts
 from fedspd.data.objects import table_parts
 from fedspd.data.sources import Source
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 FILE_SUFFIXES = (".npz", ".csv", ".parquet")
 
-Parts = tuple[Part, Part | None]
+Parts = tuple[RawPart, RawPart | None]
 
 
 def from_file(path: Path, reading: Reading) -> Source:
@@ -60,10 +60,10 @@ def _npz_parts(path: Path) -> Parts:
     train = {"x_train", "y_train"}, {"x_train", "y_train", "client_train"}
     both = [names | {name.replace("train", "test") for name in names} for names in train]
     if arrays.keys() in whole:
-        return Part(arrays["x"], arrays["y"], arrays.get("client")), None
+        return RawPart(arrays["x"], arrays["y"], arrays.get("client")), None
     if arrays.keys() in (*train, *both):
         parts = [
-            Part(arrays[f"x_{part}"], arrays[f"y_{part}"], arrays.get(f"client_{part}"))
+            RawPart(arrays[f"x_{part}"], arrays[f"y_{part}"], arrays.get(f"client_{part}"))
             for part in ("train", "test")
             if f"x_{part}" in arrays
         ]
@@ -143,7 +143,7 @@ def _from_images(path: Path, name: str, reading: Reading) -> Source:
     parts = _image_parts(path)
     classes = [folder.name for folder in _subfolders(parts[0])]
     read = list(_read_images([_image_files(part, classes) for part in parts]))
-    made = [Part(x, y, classes=tuple(classes)) for x, y in read]
+    made = [RawPart(x, y, classes=tuple(classes)) for x, y in read]
     return from_parts(made[0], made[1] if len(made) > 1 else None, name, reading)
 
 
@@ -153,7 +153,7 @@ def _from_image_clients(folders: Sequence[Path], name: str, reading: Reading) ->
     found = {label.name for own in parts.values() for part in own for label in _subfolders(part)}
     classes = sorted(found)
     files = [_image_files(part, classes) for own in parts.values() for part in own]
-    read = iter([Part(x, y, classes=tuple(classes)) for x, y in _read_images(files)])
+    read = iter([RawPart(x, y, classes=tuple(classes)) for x, y in _read_images(files)])
     clients = {
         key: (next(read), next(read) if len(own) > 1 else None) for key, own in parts.items()
     }

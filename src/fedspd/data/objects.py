@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from fedspd.core.errors import DataError, nearest
 from fedspd.data import formats
-from fedspd.data.arrays import Part, Reading, as_array
+from fedspd.data.arrays import RawPart, Reading, as_array
 
 TARGETS = ("label", "labels", "target", "class", "y", "fine_label")
 CLIENTS = ("client", "client_id")
 INPUTS = ("image", "img", "x", "features")
 SPLIT = "split"  # a column of a table whose values are train and test
-Parts = tuple[Part, Part | None]
+Parts = tuple[RawPart, RawPart | None]
 
 
 def is_table(data: object) -> bool:
@@ -102,10 +102,10 @@ def table_parts(table: Any, reading: Reading, where: str) -> Parts:
     if not inputs:
         raise DataError(f"{where}: only the column '{target}'; expected columns of inputs.")
 
-    def part(rows: Any) -> Part:
+    def part(rows: Any) -> RawPart:
         own = None if client is None else _values(rows[client], client, where)
         x = _table_inputs(rows, inputs, where)
-        return Part(x, _values(rows[target], target, where), own)
+        return RawPart(x, _values(rows[target], target, where), own)
 
     if has_split:
         return part(table[table[SPLIT] == "train"]), part(table[table[SPLIT] == "test"])
@@ -149,7 +149,7 @@ def _values(column: Any, name: str, where: str) -> NDArray[Any]:
 # --- Hugging Face ---
 
 
-def hugging_face_part(dataset: Any, reading: Reading, where: str) -> Part:
+def hugging_face_part(dataset: Any, reading: Reading, where: str) -> RawPart:
     """Return the examples of a Dataset: its column of images or the others, and its labels."""
     names, kinds = list(dataset.column_names), _kinds(dataset)
     if not len(dataset):
@@ -167,7 +167,7 @@ def hugging_face_part(dataset: Any, reading: Reading, where: str) -> Part:
         arrays = [_hugging_face_column(dataset, name, where) for name in inputs]
         x = arrays[0] if len(arrays) == 1 and arrays[0].ndim > 1 else np.stack(arrays, axis=1)
     own = None if client is None else as_array(list(dataset[client]), f"column '{client}'")
-    return Part(x, as_array(list(dataset[target]), f"column '{target}'"), own, classes)
+    return RawPart(x, as_array(list(dataset[target]), f"column '{target}'"), own, classes)
 
 
 def _kinds(dataset: Any) -> dict[str, str]:
@@ -220,7 +220,7 @@ def _images(images: Iterable[Any], where: str) -> NDArray[Any]:
 # --- torch ---
 
 
-def torch_part(dataset: Any, where: str) -> Part:
+def torch_part(dataset: Any, where: str) -> RawPart:
     """Return the examples of a map-style dataset; each item is read once, with its transform."""
     if not len(dataset):
         raise DataError(f"{where}: no items; expected at least 2.")
@@ -235,7 +235,7 @@ def torch_part(dataset: Any, where: str) -> Part:
     is_known = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     is_class = ys[0].ndim == 0 and ys[0].dtype.kind in "iu"
     classes = tuple(names) if is_known and names and is_class else ()
-    return Part(np.stack(xs), np.stack(ys), classes=classes)
+    return RawPart(np.stack(xs), np.stack(ys), classes=classes)
 
 
 def _item(dataset: Any, index: int, where: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -54,11 +54,14 @@ class Simulator(Engine):
         slices = [_slices(plan, block) for block in blocks]
         self.memory = _shared_tensor(plan) if sum(map(len, slices)) > 1 else None
         parts = [[plan.select_clients(clients) for clients in own] for own in slices]
-        self.workers: Sequence[Worker | InProcessWorker] = (
-            [InProcessWorker(parts[0], self.memory)]
-            if len(parts) == 1
-            else [Worker(own, self.memory) for own in parts]
-        )
+        self.workers: list[Worker | InProcessWorker] = []
+        make = Worker if len(parts) > 1 else InProcessWorker
+        try:
+            for own in parts:
+                self.workers.append(make(own, self.memory))
+        except BaseException:  # a signal: the workers that have started end with it
+            self.close()
+            raise
 
     @property
     def block(self) -> "SharedMemoryBlock":

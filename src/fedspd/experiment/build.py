@@ -36,7 +36,7 @@ from fedspd.data.partitioning import federate
 from fedspd.experiment.validation import split_validation
 from fedspd.privacy.budget import Budget, Schedule, plan_budget
 from fedspd.privacy.checks import check_model, describe_export
-from fedspd.privacy.randomness import Source
+from fedspd.privacy.randomness import NoiseSource
 from fedspd.runtime.plan import GroundTruth, Plan
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -212,7 +212,13 @@ def privacy_note(config: ExperimentConfig, is_silent: bool = False) -> str | Non
     """
     if not config.privacy.is_on:
         return None
-    return describe_export(method_class(config), method_options(config), is_silent)
+    return describe_export(
+        method_class(config),
+        method_options(config),
+        config.privacy,
+        is_scaled=config.data.scale != "none",
+        is_silent=is_silent,
+    )
 
 
 # ---- the learner
@@ -241,7 +247,7 @@ def build_learner(
     precision, head = config.precision, config.model.head
     if precision != "float32":
         _check_processor(config, device)
-    mechanism = None if budget is None else replace(budget.mechanism, source=Source())
+    mechanism = None if budget is None else replace(budget.mechanism, source=NoiseSource())
     training = config.training.over(config.rounds)
     augmentations = _check_augmentations(config, shape)
     kind = getattr(torch, dtype)

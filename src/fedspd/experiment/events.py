@@ -207,7 +207,7 @@ def summary(run_folder: RunFolder, digests: list[str], classes: Sequence[str] = 
         "purity": final.get("purity"),
         "adjusted_rand_index": final.get("adjusted_rand_index"),
         "consensus": final.get("consensus"),
-        **_privacy(last),
+        **_privacy(final if "privacy" in final else last),
         **totals.as_json(),
         "alarms": final["alarms"],
         "hash": hashlib.sha256("".join(digests).encode()).hexdigest(),

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM during a run: finish the round for a moment, so that nothing is lost."""
+"""Ctrl-C and SIGTERM during a run: finish the round for a moment, so that nothing is lost.
+
+Python loses an exception that a handler raises in a hook of a fork, a finaliser or the garbage
+collector: it only prints it. A signal is therefore remembered too, and the run asks for it.
+"""
 
 import signal
 import threading
@@ -18,18 +22,19 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.has_unsaved_rounds = False
-        self._is_requested = False
+        self.is_requested = False
         self._main = threading.get_ident()
 
-    def check(self) -> bool:
-        """Return whether to save the rounds and stop."""
-        return self._is_requested
+    def check(self) -> None:
+        """Stop if the run was asked to."""
+        if self.is_requested:
+            raise KeyboardInterrupt
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self._is_requested or not self.has_unsaved_rounds:
+        is_first, self.is_requested = not self.is_requested, True
+        if not (is_first and self.has_unsaved_rounds):
             raise KeyboardInterrupt
-        self._is_requested = True
         timer = threading.Timer(GRACE_SECONDS, self._repeat, [number])
         timer.daemon = True
         timer.start()
@@ -46,7 +51,10 @@ class Interrupts:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Handle signals that would raise KeyboardInterrupt in this thread, until the block ends."""
+    """Handle signals that would raise KeyboardInterrupt in this thread, until the block ends.
+
+    A block that has lost the exception raises it at its end.
+    """
     found = Interrupts()
     is_main = threading.current_thread() is threading.main_thread()
     taken = [n for n in SIGNALS if is_main and signal.getsignal(n) == signal.default_int_handler]
@@ -54,6 +62,7 @@ def interrupts() -> Iterator[Interrupts]:
         signal.signal(number, found.handle)
     try:
         yield found
+        found.check()
     finally:
         for number in taken:
             signal.signal(number, signal.default_int_handler)

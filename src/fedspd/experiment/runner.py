@@ -30,7 +30,7 @@ from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.experiment.newcomers import attach_newcomers, evaluate_newcomers
 from fedspd.experiment.result import Result
 from fedspd.experiment.resuming import check_same, extend, resumed_config
-from fedspd.experiment.spending import add_privacy, silence_alarm
+from fedspd.experiment.spending import add_privacy, newcomers_privacy, silence_alarm
 from fedspd.experiment.validation import BestRound
 from fedspd.privacy.budget import describe, warnings
 from fedspd.privacy.ledger import RunLedger
@@ -83,14 +83,18 @@ def run(
     if isinstance(config, str | Path):
         check_used(settings, [settings.method])
     check_callbacks(callbacks)
-    with engine_factory(engine, workers, address) as make_engine, ExitStack() as shown:
+    with (
+        engine_factory(engine, workers, address) as make_engine,
+        interrupts() as stop,
+        ExitStack() as shown,
+    ):
         experiment = build_experiment(settings, data, model)
         run_folder = _resume(folder, experiment) if resume else _start(folder, experiment)
         followers = [Recorder(run_folder), *callbacks]
         try:
             if is_watched() if progress is None else progress:
                 followers.append(shown.enter_context(_progress()))
-            with closing(make_engine(experiment.plan)) as made, interrupts() as stop:
+            with closing(make_engine(experiment.plan)) as made:
                 has_scores = experiment.plan.validation is not None
                 best = BestRound(settings.patience) if has_scores else None
                 about_run = stop, _new_ledger(experiment), best
@@ -177,6 +181,7 @@ class _Training:
                 losses = 0 if done.round > before.round else losses
                 shown = config.rounds + 1 if done.is_final else done.round
                 notify(self.callbacks, {**start, "round": shown})
+                self.interrupts.check()
                 return self._complete_from(done)
             except BlockLostError as error:
                 losses += 1
@@ -232,14 +237,13 @@ class _Training:
             stopped = notify(self.callbacks, event) or self._stop_reason(event)
             done = Progress(done.round + 1, stopped=stopped)
             self.interrupts.has_unsaved_rounds = True
-            now, is_interrupted = time.perf_counter(), self.interrupts.check()
+            now, is_interrupted = time.perf_counter(), self.interrupts.is_requested
             is_last = done.round == rounds or done.stopped is not None or is_interrupted
             if is_last or now - saved_at >= cost / CHECKPOINT_SHARE:
                 self._save(done)
                 saved_at = time.perf_counter()
                 cost = saved_at - now
-            if self.interrupts.check():
-                raise KeyboardInterrupt
+            self.interrupts.check()
         return done
 
     def _stop_reason(self, event: Json) -> str | None:
@@ -273,7 +277,7 @@ class _Training:
         if done.stopped is not None:
             about["stopped"] = done.stopped
         if self.experiment.newcomers:
-            about["newcomers"] = self._newcomers(t)
+            about |= self._newcomers(t)
         report = self.engine.finish(t)
         event = round_event(t, None, report, self.engine.measure(), divergence_advice(config))
         event["alarms"] += self._warnings() + silence_alarm(
@@ -294,13 +298,17 @@ class _Training:
         return found
 
     def _newcomers(self, t: int) -> Json:
-        """Return the scores, the traffic and the edges of the newcomers."""
+        """Return the scores, the traffic and the edges of the newcomers, and what they know."""
         plan, key = self.experiment.newcomers, Key(self.experiment.config.seed)
         assert plan is not None
         graph = attach_newcomers(self.experiment.topology.at(t - 1), plan.clients, key)
-        measures, sent = evaluate_newcomers(plan, graph, self.engine.share(), t)
+        offers = self.engine.share()
+        measures, sent = evaluate_newcomers(plan, graph, offers, t)
         edges = [] if graph.server else graph.edges().tolist()
-        return {**metrics_fields(measures), **sent, "edges": edges}
+        about: Json = {"newcomers": {**metrics_fields(measures), **sent, "edges": edges}}
+        if self.ledger is not None:
+            about["privacy"] = newcomers_privacy(self.ledger, graph, offers)
+        return about
 
     def _save(self, done: "Progress") -> None:
         best = {} if self.best is None else {"best": self.best.as_json()}

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.engines.engine import RoundReport
 from fedspd.experiment.events import listed
-from fedspd.privacy.ledger import RunLedger, round_entry
+from fedspd.privacy.ledger import RunLedger, newcomers_entry, round_entry
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -25,6 +26,13 @@ def add_privacy(
     event["privacy"] = ledger.add_round(round_entry(*about))
     if found := silence_alarm(set(report.silent) - was_silent):
         event["alarms"] = [*event.get("alarms", ()), *found]
+
+
+def newcomers_privacy(ledger: RunLedger, graph: Graph, offers: Exchange) -> Json:
+    """Add to the ledger what newcomers have received, and return its entry."""
+    if not offers.cluster_CK.shape[1]:  # the method shares nothing
+        return ledger.add_round({"releases": [], "received": []})
+    return ledger.add_round(newcomers_entry(graph, len(offers.cluster_CK), ledger.silent))
 
 
 def silent_clients(folder: Path) -> set[int]:

@@ -13,54 +13,75 @@ from functools import cache
 
 import torch
 
+from fedspd.algorithms import METHODS
 from fedspd.config import ExperimentConfig, as_dict, clusters_of, validate
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_source
 from fedspd.data.sources import dataset_spec, is_official
 from fedspd.experiment.build import build_learner
+from fedspd.experiment.sharing import rounds_key
 from fedspd.paper.records import key_of, settings_of, unused_keys
 
 DEFAULT_EXAMPLES = 300  # per client, at most
 FORWARD_SHARE = 0.3  # of a gradient step's time that a pass without a gradient takes
 QUICK_SECONDS = 0.2  # a step below that is timed once more, when all is warm
-FINAL_EPOCHS = {"fedspd": "final_epochs", "fedspd-split": "final_epochs", "fedavg": "finetune"}
 
 
-def distinct_runs(configs: Iterable[ExperimentConfig]) -> list[ExperimentConfig]:
-    """Return each run once: experiments share some."""
-    return list({key_of(settings_of(config)): config for config in configs}.values())
-
-
-def hours_of(configs: list[ExperimentConfig], workers: int) -> float:
+def hours_of(configs: Iterable[ExperimentConfig], workers: int) -> float:
     """Return the hours of all runs on so many workers."""
-    seconds = sum(run_seconds(config) for config in distinct_runs(configs))
-    return seconds / workers / 3600
+    return sum(seconds_by_run(configs).values()) / workers / 3600
 
 
-def run_seconds(config: ExperimentConfig) -> float:
-    """Return the seconds of a run on one core, if all examples count in every local update."""
-    steps = count_steps(config) + FORWARD_SHARE * count_passes(config)
-    return steps * step_seconds(config)
+def seconds_by_run(configs: Iterable[ExperimentConfig]) -> dict[str, float]:
+    """Return the seconds of each run on one core, by the key of its settings.
+
+    Experiments have some runs in common. Of runs that share their rounds, the first trains them.
+    """
+    seconds: dict[str, float] = {}
+    trained: set[str] = set()
+    for config in configs:
+        key = key_of(settings_of(config))
+        if key not in seconds:
+            rounds = rounds_key(config) or key
+            seconds[key] = run_seconds(config, has_rounds=rounds not in trained)
+            trained.add(rounds)
+    return seconds
 
 
-def count_steps(config: ExperimentConfig) -> int:
-    """Return the gradient steps of a run, if all examples count in every local update."""
-    training, method = config.training, config.method
-    batches = _batches(config, config.data.examples)
+def run_seconds(config: ExperimentConfig, has_rounds: bool = True) -> float:
+    """Return the seconds of a run, or of its final phase alone, if all examples count."""
+    steps, passes = _final_steps(config), _evaluated_batches(config)
+    if has_rounds:
+        steps, passes = steps + _round_steps(config), passes + _round_passes(config)
+    return config.clients * (steps + FORWARD_SHARE * passes) * step_seconds(config)
+
+
+def _round_steps(config: ExperimentConfig) -> int:
+    """Return a client's gradient steps in all rounds, if all examples count in local updates."""
+    training = config.training
     epochs = training.epochs * (config.rounds - 1 + training.first_round_factor)
-    models = clusters_of(config) if method == "fedem" else 1
-    final = getattr(getattr(config, method), FINAL_EPOCHS[method]) if method in FINAL_EPOCHS else 0
-    return int(config.clients * batches * (epochs * models + final))
+    models = clusters_of(config) if config.method == "fedem" else 1
+    return _batches(config, config.data.examples) * epochs * models
 
 
-def count_passes(config: ExperimentConfig) -> int:
-    """Return the batches that a model only predicts: losses of every round, and evaluations."""
+def _final_steps(config: ExperimentConfig) -> int:
+    method = METHODS.get(config.method)
+    options = method.FINAL_OPTIONS if method else ()
+    epochs = int(as_dict(config)[config.method][options[0]]) if options else 0
+    return _batches(config, config.data.examples) * epochs
+
+
+def _round_passes(config: ExperimentConfig) -> int:
+    """Return the batches that a client's models only predict: losses, and evaluations."""
     models = 1 if "clusters" in unused_keys(config) else max(1, clusters_of(config))
-    trained = _batches(config, config.data.examples)
-    evaluated = trained + _batches(config, config.data.test_examples)
-    evaluations = 1 + math.ceil(config.rounds / config.evaluate_every)
-    return config.clients * (config.rounds * models * trained + evaluations * evaluated)
+    losses = config.rounds * models * _batches(config, config.data.examples)
+    return losses + math.ceil(config.rounds / config.evaluate_every) * _evaluated_batches(config)
+
+
+def _evaluated_batches(config: ExperimentConfig) -> int:
+    data = config.data
+    return _batches(config, data.examples) + _batches(config, data.test_examples)
 
 
 def _batches(config: ExperimentConfig, examples: int | None) -> int:

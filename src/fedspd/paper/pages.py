@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from fedspd.paper.table import PaperTable, to_json
 from fedspd.reporting.html import render_figure
 from fedspd.reporting.run_figures import save_figures
 from fedspd.reporting.style import STYLE
-from fedspd.storage.atomic import disk_errors
+from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
 HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
@@ -45,11 +46,22 @@ def write_report(table: PaperTable, records: Records) -> Path:
 
 
 def value_rows(table: PaperTable) -> list[list[str]]:
-    """Return the cells of the main table as text."""
-    return [
-        [cell.row.name, cell.column.name, f"{cell.seeds} of {cell.planned}", *cell.texts]
-        for cell in table.cells
-    ]
+    """Return the cells of the main table as text.
+
+    A row that has neither run nor a number in the paper is one line.
+    """
+    lines: list[list[str]] = []
+    for name, group in groupby(table.cells, lambda cell: cell.row.name):
+        cells = list(group)
+        if len(cells) > 1 and not any(cell.seeds or cell.paper is not None for cell in cells):
+            runs = f"0 of {sum(cell.planned for cell in cells)}"
+            lines.append([name, f"{len(cells)} values", runs, *cells[0].texts])
+            continue
+        lines += [
+            [name, cell.column.name, f"{cell.seeds} of {cell.planned}", *cell.texts]
+            for cell in cells
+        ]
+    return lines
 
 
 def gap_rows(table: PaperTable) -> list[list[str]]:
@@ -73,19 +85,20 @@ def lead(table: PaperTable) -> list[str]:
 
 def to_markdown(table: PaperTable) -> str:
     """Return the tables and notes, without a heading."""
-    parts = [*lead(table), _markdown_table(HEAD, value_rows(table))]
+    parts = [*lead(table), markdown_table(HEAD, value_rows(table))]
     if table.gaps:
         reference = table.experiment.definition.columns[0].name
         parts += [
             f"Difference to {reference} in points, paired by seed:",
-            _markdown_table(GAP_HEAD, gap_rows(table)),
+            markdown_table(GAP_HEAD, gap_rows(table)),
         ]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -95,7 +108,11 @@ def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def to_csv(table: PaperTable) -> str:
     """Return a line for every value."""
-    cells = to_json(table)["cells"]
+    return csv_lines(to_json(table)["cells"])
+
+
+def csv_lines(cells: Sequence[Json]) -> str:
+    """Return a line for each of these objects with the same fields."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
     writer.writeheader()
@@ -104,9 +121,14 @@ def to_csv(table: PaperTable) -> str:
 
 
 def to_latex(table: PaperTable) -> str:
-    """Return a tabular environment for a paper; it needs the package booktabs."""
-    lines = [r"\begin{tabular}{lllrrrl}", r"\toprule", _latex_line(HEAD), r"\midrule"]
-    lines += [_latex_line(row) for row in value_rows(table)]
+    """Return the main table for a paper; it needs the package booktabs."""
+    return latex_table("lllrrrl", HEAD, value_rows(table))
+
+
+def latex_table(columns: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a tabular environment."""
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line(head), r"\midrule"]
+    lines += [_latex_line(row) for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -127,28 +149,38 @@ def to_html(table: PaperTable, figures: Mapping[str, Figure]) -> str:
     """Return one page without scripts or network access."""
     own = table.experiment.definition
     captions = {spec.name: spec.caption for spec in own.figures}
-    drawn = [render_figure(name, figure, captions[name]) for name, figure in figures.items()]
     body = [
-        f"<h1>{escape(own.title)}</h1>",
         *(f"<p class=lead>{escape(sentence)}</p>" for sentence in lead(table)),
-        _html_table(HEAD, value_rows(table)),
+        html_table(HEAD, value_rows(table)),
         f"<p class=note>{escape(LEGEND)}</p>",
     ]
     if table.gaps:
         body += [
             f"<h2>Difference to {escape(own.columns[0].name)} in points, paired by seed</h2>",
-            _html_table(GAP_HEAD, gap_rows(table)),
+            html_table(GAP_HEAD, gap_rows(table)),
         ]
-    body += [f"<div class=figures>{''.join(drawn)}</div>", _html_list(table.notes)]
-    body += ["<h2>What the paper leaves open, and our choice</h2>", _html_list(own.leaves_open)]
-    title = escape(own.title)
+    body += [html_figures(figures, captions), _html_list(table.notes)]
+    return html_page(own.title, body, own.leaves_open)
+
+
+def html_page(title: str, body: Sequence[str], leaves_open: Sequence[str]) -> str:
+    """Return the page with this body, which ends with what the paper leaves open."""
+    head, content = escape(title), "\n".join(body)
+    choices = f"<h2>What the paper leaves open, and our choice</h2>\n{_html_list(leaves_open)}"
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        f"<style>{STYLE}</style><main>{chr(10).join(body)}</main></html>\n"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{head}</title>"
+        f"<style>{STYLE}</style><main><h1>{head}</h1>\n{content}\n{choices}</main></html>\n"
     )
 
 
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_figures(figures: Mapping[str, Figure], captions: Mapping[str, str]) -> str:
+    """Return the figures with their captions."""
+    drawn = [render_figure(name, figure, captions[name]) for name, figure in figures.items()]
+    return f"<div class=figures>{''.join(drawn)}</div>"
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of HTML."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = "\n".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

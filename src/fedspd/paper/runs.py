@@ -12,12 +12,13 @@ from fedspd.core.errors import DataError, FedspdError
 from fedspd.data.custom import load_source
 from fedspd.data.sources import is_official, is_present
 from fedspd.experiment.callbacks import Callback
+from fedspd.experiment.sharing import rounds_key
 from fedspd.paper.definition import Cell, PaperExperiment, ReadingName, ScaleName
 from fedspd.paper.records import Records, key_of, settings_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     """The cells of an experiment that can run here, and why the others cannot."""
 
     experiment: PaperExperiment
@@ -37,7 +38,7 @@ class Plan:
 
 def make_plan(
     experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
-) -> Plan:
+) -> ExperimentPlan:
     """Return the cells to run; a row that stands in for another is there if that one cannot run.
 
     Data are needed only for runs that have no record yet.
@@ -54,7 +55,7 @@ def make_plan(
             missing[row.name] = sentence
         else:
             cells += own
-    return Plan(experiment, scale, reading, cells, missing)
+    return ExperimentPlan(experiment, scale, reading, cells, missing)
 
 
 def missing_data(config: ExperimentConfig) -> str | None:
@@ -69,7 +70,7 @@ def missing_data(config: ExperimentConfig) -> str | None:
     return None
 
 
-def list_missing_jobs(plan: Plan, records: Records) -> list[Job]:
+def list_missing_jobs(plan: ExperimentPlan, records: Records) -> list[Job]:
     """Return a job for every run of the plan without a record, after a look at finished runs."""
     jobs = {name_of(config): Job(name_of(config), config, {}) for config in plan.configs}
     records.harvest(jobs, [job.config for job in jobs.values()])
@@ -83,41 +84,51 @@ def name_of(config: ExperimentConfig) -> str:
 
 
 def run_plan(
-    plan: Plan,
+    plan: ExperimentPlan,
     records: Records,
     machine: Machine,
     device: str = "cpu",
     callbacks: Sequence[Callback] = (),
+    wanted: Sequence[ExperimentConfig] = (),
 ) -> FedspdError | None:
-    """Run what is missing and keep its records; return the error that ended it early, if any."""
-    jobs = [
-        replace(job, config=job.config.model_copy(update={"device": device}))
-        for job in list_missing_jobs(plan, records)
-    ]
+    """Run what is missing and keep its records; return the error that ended it early, if any.
+
+    wanted   the runs of all plans of the command, which share rounds; default: those of this plan
+    """
+    missing, wanted = list_missing_jobs(plan, records), wanted or plan.configs
+    others = [Job(name_of(config), config, {}) for config in wanted]
+    jobs, known = (
+        [replace(j, config=j.config.model_copy(update={"device": device})) for j in part]
+        for part in (missing, others)
+    )
     error: FedspdError | None = None
     try:
         if jobs:
-            run_jobs(jobs, records.out / "runs", machine, callbacks)
+            run_jobs(jobs, records.out / "runs", machine, callbacks, known)
     except FedspdError as caught:
         error = caught
     finally:
-        keep_records(plan, records)
+        keep_records(plan, records, wanted)
     return error
 
 
-def keep_records(plan: Plan, records: Records) -> None:
-    """Write the records of the plan, and drop the checkpoints of its finished runs."""
+def keep_records(
+    plan: ExperimentPlan, records: Records, wanted: Sequence[ExperimentConfig]
+) -> None:
+    """Write the records of the plan, and drop checkpoints that no wanted run needs any more."""
     names = {name_of(config): config for config in plan.configs}
     records.harvest(names, names.values())
     readings: Sequence[ReadingName] = ("text", "code")
     cells = [cell for r in readings for cell in plan.experiment.cells(plan.scale, r)]
     records.write(plan.name, [config for cell in cells for config in cell.configs])
-    for name, config in names.items():
-        if records.of(config) is not None:
-            shutil.rmtree(records.out / "runs" / name / "checkpoints", ignore_errors=True)
+    needed = {rounds_key(config) for config in wanted if records.of(config) is None} - {None}
+    for config in wanted:
+        if records.of(config) is not None and rounds_key(config) not in needed:
+            folder = records.out / "runs" / name_of(config)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def missing_error(plan: Plan) -> DataError | None:
+def missing_error(plan: ExperimentPlan) -> DataError | None:
     """Return the error of an experiment that cannot run at all for lack of data."""
     if plan.cells:
         return None

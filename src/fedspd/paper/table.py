@@ -113,7 +113,8 @@ def make_table(
             _table_cell(cell, own, first, scale, missing.get(row.name))
             for cell, own in zip(cells, scores, strict=True)
         ]
-        if not experiment.definition.relative and len({c.configs[0].method for c in cells}) > 1:
+        has_methods = len({cell.configs[0].method for cell in cells}) > 1
+        if has_methods and any(scores) and not experiment.definition.relative:
             gaps += [
                 _gap(cells[0], scores[0], cell, own)
                 for cell, own in zip(cells[1:], scores[1:], strict=True)
@@ -196,17 +197,22 @@ def _gap(first: Cell, base: dict[int, float], cell: Cell, scores: dict[int, floa
     paper = None
     if cell.paper is not None and first.paper is not None:
         paper = cell.paper - first.paper
-    return Gap(cell.row, cell.column, paper, ours, _direction(paper, ours))
+    verdict = _direction(paper, ours, cell.row.stands_in_for)
+    return Gap(cell.row, cell.column, paper, ours, verdict)
 
 
-def _direction(paper: float | None, ours: Interval) -> str:
+def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -> str:
     if ours.mean is None:
         return "not run"
     if paper is None:
         return "no number in the paper"
     if abs(ours.mean) <= (ours.half or 0.0):
         return "undecided"
-    return "same side" if (paper > 0) == (ours.mean > 0) else "opposite side"
+    is_same = (paper > 0) == (ours.mean > 0)
+    words = "same side" if is_same else "opposite side"
+    if stands_in_for:
+        words += f" {'as' if is_same else 'from'} {stands_in_for} in the paper"
+    return words if ours.half is not None else f"{words}, one seed"
 
 
 # ---- notes

@@ -4,6 +4,7 @@ import json
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from html import escape
 from importlib import resources
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedspd.paper import pages
 from fedspd.paper.definition import ScaleName
 from fedspd.paper.theory import (
     ERRORS,
@@ -29,6 +31,10 @@ from fedspd.storage.run_folder import RunFolder
 
 NAME = "theory"
 HEAD = ("problem", "weights", "degree", "p", "rate", "epsilon_N", "Thm 1", "descent", "Thm 3")
+FIELDS = (  # of a line of the CSV file
+    *("kind", "weights", "degree", "p", "rate", "epsilon_N"),
+    *("holds_1", "holds_1_descent", "holds_3"),
+)
 TIMED_ROUNDS = 10
 FIGURES = ("wrong", "consensus", "distance", "rounds", "connectivity")
 LEGEND = (
@@ -181,7 +187,10 @@ def _by_degree(series: Sequence[Json]) -> list[tuple[float, list[Json]]]:
 
 
 def draw_theory(series: Sequence[Json]) -> dict[str, Figure]:
-    """Return the figures: wrong examples, both bounds, and the rounds to an error."""
+    """Return the figures: wrong examples, both bounds, and the rounds to an error.
+
+    With one degree, there is none of connectivity.
+    """
     degree = series[0]["degree"]
     rates = sorted({s["rate"] for s in series})
     rate = rates[len(rates) // 2]
@@ -204,12 +213,17 @@ def draw_theory(series: Sequence[Json]) -> dict[str, Figure]:
         _draw_rounds_to_error(series),
         _draw_connectivity(series),
     )
-    return dict(zip(FIGURES, drawn, strict=True))
+    found = zip(FIGURES, drawn, strict=True)
+    return {name: figure for name, figure in found if figure is not None}
 
 
 def _kinds(series: Sequence[Json], title: str) -> Iterator[tuple[Figure, Axes, list[Json]]]:
-    figure, panels = make_panels(title, len(KINDS), sharey=False)
-    for axes, kind in zip(panels, KINDS, strict=True):
+    """Yield a panel for each problem that was measured."""
+    kinds = [kind for kind in KINDS if any(s["kind"] == kind for s in series)]
+    if not kinds:
+        return
+    figure, panels = make_panels(title, len(kinds), sharey=False)
+    for axes, kind in zip(panels, kinds, strict=True):
         axes.set_title(kind, fontsize=8)
         yield figure, axes, [s for s in series if s["kind"] == kind]
     add_legend(figure, list(panels[0].get_legend_handles_labels()[0]))
@@ -245,10 +259,12 @@ def _draw_rounds_to_error(series: Sequence[Json]) -> Figure:
     return figure
 
 
-def _draw_connectivity(series: Sequence[Json]) -> Figure:
+def _draw_connectivity(series: Sequence[Json]) -> Figure | None:
     """Draw the rounds to the smallest error that is reached at every degree, over p."""
-    figure = Figure()
+    figure = None
     title = "Rounds to one error by consensus rate p"
+    degrees = {kind: {s["degree"] for s in series if s["kind"] == kind} for kind in KINDS}
+    series = [s for s in series if len(degrees[s["kind"]]) > 1]
     for figure, axes, own in _kinds(series, title):  # noqa: B007
         for i, weights in enumerate(WEIGHTS):
             groups = _by_degree([s for s in own if s["weights"] == weights])
@@ -279,11 +295,24 @@ def table_rows(series: Sequence[Json]) -> list[list[str]]:
 
 def to_markdown(series: Sequence[Json], rows: Sequence[Sequence[str]] | None = None) -> str:
     """Return what the paper says, our findings, and the table."""
+    table = pages.markdown_table(HEAD, table_rows(series) if rows is None else rows)
+    return "\n\n".join([_lead(), " ".join(findings(series)), table, LEGEND]) + "\n"
+
+
+def _lead() -> str:
     own = describe_theory()
-    lines = [HEAD, ["---"] * len(HEAD), *(table_rows(series) if rows is None else rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    parts = [f"{own['source']}. {own['says']}", " ".join(findings(series)), table, LEGEND]
-    return "\n\n".join(parts) + "\n"
+    return f"{own['source']}. {own['says']}"
+
+
+def to_html(series: Sequence[Json], figures: dict[str, Figure]) -> str:
+    """Return one page without scripts or network access."""
+    own = describe_theory()
+    captions = {name: " ".join(figure.get_suptitle().split()) for name, figure in figures.items()}
+    sentences = [f"<p class=lead>{escape(text)}</p>" for text in (_lead(), *findings(series))]
+    table = pages.html_table(HEAD, table_rows(series))
+    body = [*sentences, table, f"<p class=note>{escape(LEGEND)}</p>"]
+    body.append(pages.html_figures(figures, captions))
+    return pages.html_page(own["title"], body, own["leaves_open"])
 
 
 def write_theory(out: Path, scale: ScaleName, series: Sequence[Json]) -> Path:
@@ -291,8 +320,12 @@ def write_theory(out: Path, scale: ScaleName, series: Sequence[Json]) -> Path:
     folder = out / "reports" / f"{NAME}.{scale}"
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    save_figures(draw_theory(series), folder / "figures")
+    figures = draw_theory(series)
+    save_figures(figures, folder / "figures")
     report = RunFolder(folder)
     report.write("report.md", f"# {describe_theory()['title']}\n\n{to_markdown(series)}")
+    report.write("report.csv", pages.csv_lines([{k: s[k] for k in FIELDS} for s in series]))
+    report.write("report.tex", pages.latex_table("llrrrrrrr", HEAD, table_rows(series)))
+    report.write("report.html", to_html(series, figures))
     report.write("report.json", {"series": list(series), "findings": findings(series)})
     return folder

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from fedspd.core.errors import ConfigError, MissingExtraError
 from fedspd.core.mechanism import Release
@@ -67,6 +65,8 @@ def _analysis() -> Any:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the epsilon of Gaussian noise whose means are mu standard deviations apart."""
+    from scipy.optimize import brentq  # here: a run without privacy starts sooner
+    from scipy.special import log_ndtr
 
     def excess(epsilon: float) -> float:
         """Return the log of delta(epsilon), minus the log of delta."""

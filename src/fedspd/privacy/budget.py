@@ -56,8 +56,8 @@ class Schedule(NamedTuple):
         planned = (
             PlannedRound(
                 len(training.rates(t)),
-                algorithm.local_updates(t),
-                algorithm.disjoint_updates(t),
+                algorithm.local_updates(t, rounds),
+                algorithm.disjoint_updates(t, rounds),
                 algorithm.shared_means(t),
                 algorithm.PART_EPOCHS,
             )

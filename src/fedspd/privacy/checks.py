@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.errors import ConfigError
 from fedspd.core.learner import Learner
+from fedspd.privacy.options import PrivacyOptions
 
 
 def private_options(
@@ -56,21 +57,32 @@ def check_model(learner: Learner, x: Tensor) -> None:
 
 
 def describe_export(
-    method: type[AnyAlgorithm], options: Mapping[str, Any], is_silent: bool = False
+    method: type[AnyAlgorithm],
+    options: Mapping[str, Any],
+    privacy: PrivacyOptions,
+    *,
+    is_scaled: bool = False,
+    is_silent: bool = False,
 ) -> str:
     """Return what an exported personal model contains, for a person who may give it away.
 
+    is_scaled   whether the file has the mean and the deviation of the client's inputs
     is_silent   whether the client has trained on beyond its budget, and sent nothing of it
     """
-    epochs = options.get("final_epochs", options.get("finetune", 0))
-    if not epochs and method.HAS_PAID_PERSONAL_MODEL and not is_silent:
+    reason = None
+    if options.get("final_epochs", options.get("finetune", 0)):
+        reason = "the final phase has trained it on its examples without noise"
+    elif is_silent:
+        reason = "it was trained on after its budget was spent"
+    elif not method.HAS_PAID_PERSONAL_MODEL:
+        reason = "it is blended by shares of its examples, which no noise covers"
+    elif privacy.mechanism == "nbafl":
+        reason = "the noise of nbafl promises far less than its epsilon says"
+    elif is_scaled:
+        reason = "the mean and the deviation of the client's inputs stand beside it"
+    if reason is None:
         return (
             "The file has the personal model as it was in the last round: without a final phase, "
             "it is covered by the budget of [privacy]."
         )
-    reason = "the final phase has trained it on its examples without noise"
-    if not epochs and is_silent:
-        reason = "it was trained on after its budget was spent"
-    elif not epochs:
-        reason = "it is blended by shares of its examples, which no noise covers"
     return f"The file has a client's personal model: [privacy] does not cover it, since {reason}."

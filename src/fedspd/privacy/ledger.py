@@ -99,6 +99,16 @@ def round_entry(
     }
 
 
+def newcomers_entry(graph: Graph, clients: int, silent: Collection[int]) -> Json:
+    """Return the entry of newcomers, whose edges the graph has: each received what clients share.
+
+    silent   clients whose budget is spent: they share nothing
+    """
+    links = _links(graph)
+    shares = (links[:, 0] < clients) & ~np.isin(links[:, 0], list(silent))
+    return {"releases": [], "received": np.compress(shares, links, axis=0).tolist()}
+
+
 def _merge(releases: dict[int, list[Release]], clients: int) -> list[Json]:
     """Return the releases, with the clients that made each; None: all of them."""
     makers: dict[tuple[int, Release], list[int]] = defaultdict(list)

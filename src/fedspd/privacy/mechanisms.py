@@ -21,7 +21,7 @@ from fedspd.core.learner import Learner, LocalUpdate
 from fedspd.core.mechanism import Mechanism, Release
 from fedspd.core.sgd import Descent
 from fedspd.privacy.per_example import PerExampleGradients, clipped
-from fedspd.privacy.randomness import Draws, Source
+from fedspd.privacy.randomness import Draws, NoiseSource
 
 MEAN_COST = 0.1  # of a round's steps: what one mean of shares costs in addition, about
 
@@ -40,7 +40,7 @@ class DPSGD(Mechanism):
     clip: float
     rate: float
     mean_noise: float
-    source: Source = field(default_factory=Source, compare=False)
+    source: NoiseSource = field(default_factory=NoiseSource, compare=False)
 
     @classmethod
     def of(cls, noise: float, clip: float, rate: float, epochs: int) -> "DPSGD":
@@ -137,7 +137,7 @@ class UpdateMechanism(Mechanism):
     """The whole local update is clipped and gets noise; the training itself is plain."""
 
     clip: float
-    source: Source
+    source: NoiseSource
 
     def train(
         self,
@@ -183,7 +183,7 @@ class NoisyUpdate(UpdateMechanism):
 
     noise: float
     clip: float
-    source: Source = field(default_factory=Source, compare=False)
+    source: NoiseSource = field(default_factory=NoiseSource, compare=False)
 
     def deviation(self, update: LocalUpdate) -> float:
         return self.noise * self.clip
@@ -203,7 +203,7 @@ class NbAFL(UpdateMechanism):
     epsilon: float
     delta: float
     clip: float
-    source: Source = field(default_factory=Source, compare=False)
+    source: NoiseSource = field(default_factory=NoiseSource, compare=False)
 
     @property
     def claimed_noise(self) -> float:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from fedspd.core.keys import Key
@@ -51,10 +50,12 @@ class SecretDraws(Draws):
         return torch.from_numpy((bits + 0.5) * 2.0**-53)  # never 0 or 1
 
     def normal(self, count: int) -> Tensor:
+        from scipy.special import ndtri  # here: a run without privacy starts sooner
+
         return torch.from_numpy(ndtri(self.uniform(count).numpy()))
 
 
-class Source:
+class NoiseSource:
     """The draws of a mechanism.
 
     secret   None in a simulation, whose draws follow from keys. A node sets it before each round.

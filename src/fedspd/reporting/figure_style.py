@@ -1,6 +1,7 @@
 """Parts of all figures: colours, sizes, panels, ticks and legends."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ DASHES = ("-", "--", "-.", ":")
 GREY, PALE = "#999999", "#BBBBBB"
 WIDTH_INCHES = 5.0  # a column of a paper
 TEXT_POINTS, SMALL_POINTS = 9, 8
+TITLE_LETTERS = 70  # in one line
 LEGEND_LETTERS = 84  # in one line
 SAMPLE_LETTERS = 6  # width of the sample before each entry of the legend
 SHOWN_DPI = 110  # in a notebook
@@ -39,7 +41,7 @@ def make_panels(title: str, count: int = 1, sharey: bool = True) -> tuple[Figure
     columns = min(count, 2 if count == 4 else 3)
     rows = -(-count // columns)
     figure = ShownFigure(figsize=(WIDTH_INCHES, 1.0 + 2.0 * max(rows, 1.2)), layout="constrained")
-    figure.suptitle(title, fontsize=TEXT_POINTS)
+    figure.suptitle(textwrap.fill(title, TITLE_LETTERS), fontsize=TEXT_POINTS)
     panels = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel().tolist()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)

@@ -26,10 +26,13 @@ from fedspd.reporting.figures import (
     positions,
 )
 
+MOST_TICKS = 8  # beside each other; of more numbers, some have one
+LEAST_POINTS = 4.0  # that an axis spans: chance should not look like a finding
+
 
 def draw_curves(title: str, shown: Mapping[str, Mapping[str, Curve]], ylabel: str) -> Figure:
     """Draw a panel per row with a curve per label, by round."""
-    figure, all_axes = make_panels(_wrap(title), len(shown))
+    figure, all_axes = make_panels(title, len(shown))
     labels = list(dict.fromkeys(label for curves in shown.values() for label in curves))
     for axes, (name, curves) in zip(all_axes, shown.items(), strict=True):
         for label, curve in curves.items():
@@ -45,7 +48,7 @@ def draw_lines(
     title: str, xlabel: str, shown: Mapping[str, Mapping[str, Line]], ylabel: str
 ) -> Figure:
     """Draw a panel per row with a line per label, over the values of an axis."""
-    figure, all_axes = make_panels(_wrap(title), len(shown), sharey=len(shown) == 1)
+    figure, all_axes = make_panels(title, len(shown), sharey=len(shown) == 1)
     labels = list(dict.fromkeys(label for lines in shown.values() for label in lines))
     values = [value for lines in shown.values() for line in lines.values() for value, *_ in line]
     x_of = positions(list(dict.fromkeys(values)))
@@ -53,7 +56,13 @@ def draw_lines(
         for label, line in lines.items():
             points = [(x_of[value], *score) for value, *score in line]
             draw_line(axes, label, points, labels.index(label))
-        axes.set_xticks(list(x_of.values()), [_tick(value) for value in x_of])
+        if len(x_of) > MOST_TICKS and all(isinstance(value, float) for value in x_of):
+            tick_rounds(axes, list(x_of.values()))
+        else:
+            axes.set_xticks(list(x_of.values()), [_tick(value) for value in x_of])
+        low, high = axes.get_ylim()
+        missing = max(0.0, LEAST_POINTS - (high - low)) / 2
+        axes.set_ylim(low - missing, high + missing)
         _name(axes, name, xlabel, ylabel)
     has_bar = any(half for lines in shown.values() for line in lines.values() for *_, half in line)
     _shared_legend(figure, all_axes, f"bar: {OVER_SEEDS}" if has_bar else None)
@@ -62,7 +71,7 @@ def draw_lines(
 
 def draw_boxes(title: str, shown: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
     """Draw a panel per row with a box over the clients per label."""
-    figure, all_axes = make_panels(_wrap(title), len(shown))
+    figure, all_axes = make_panels(title, len(shown))
     black: dict[str, Any] = {"medianprops": {"color": "black"}, "showfliers": False}
     for axes, (name, boxes) in zip(all_axes, shown.items(), strict=True):
         for i, scores in enumerate(boxes.values()):
@@ -78,15 +87,6 @@ def draw_boxes(title: str, shown: Mapping[str, Mapping[str, Sequence[float | Non
 
 def _tick(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _wrap(title: str) -> str:
-    """Return the title with line breaks: a figure is as wide as a column of a paper."""
-    lines = [""]
-    for word in title.split():
-        lines += [""] if len(lines[-1]) + len(word) > 70 else []
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
 
 
 def _name(axes: Axes, name: str, xlabel: str, ylabel: str) -> None:

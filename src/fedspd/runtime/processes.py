@@ -57,9 +57,14 @@ class Child:
         self._process = context.Process(
             target=_run_child, args=(name, work, other_end), daemon=not has_children
         )
-        with _stop_signals_blocked():
-            self._process.start()
-        other_end.close()
+        try:
+            with _stop_signals_deferred():
+                self._process.start()
+            other_end.close()
+        except BaseException:  # a signal; nobody else knows the process yet
+            if self._process.pid is not None:
+                self.close()
+            raise
 
     def send(self, message: object) -> None:
         try:
@@ -116,13 +121,27 @@ def _run_child(name: str, work: Callable[[Connection], None], connection: Connec
 
 
 @contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Keep a child from running its parent's handlers before it has set its own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def _stop_signals_deferred() -> Iterator[None]:
+    """Start a child in which no handler of its parent runs; handle the parent's signals after it.
+
+    A signal that another thread takes reaches the handler all the same. An exception that it raises
+    in a hook of the fork would be lost, and one that it raises later would lose the child.
+    """
+    arrived: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    taken = [n for n, handler in handlers.items() if is_main and handler is not None]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
+        for number in taken:
+            signal.signal(number, lambda number, _: arrived.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in taken:
+            signal.signal(number, handlers[number])
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for one in arrived:
+            signal.raise_signal(one)
 
 
 def _end_with_parent() -> None:

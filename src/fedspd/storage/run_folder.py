@@ -223,6 +223,21 @@ class RunFolder:
             shutil.rmtree(later)
         self.rewind(events)
 
+    def copy_rounds(self, target: "RunFolder") -> None:
+        """Copy the oldest checkpoint that is kept, and the events up to it, to a new run."""
+        path = self._checkpoints()[0]
+        final = target.folder / "checkpoints" / path.name
+        draft = final.with_name(f"{final.name}.draft-{os.getpid()}")
+        with disk_errors(target.folder):
+            events = self._events_path.read_bytes()[: _verified(path)["events"]]
+            target._events_path.write_bytes(events)
+            for stale in (draft, final):  # of a start that ended before run.json
+                shutil.rmtree(stale, ignore_errors=True)
+            shutil.copytree(path, draft)
+            sync(draft)
+            os.replace(draft, final)
+            sync(final.parent)
+
     def reopen(self) -> None:
         """Go back to the last round of a finished or stopped run, so that more can follow."""
         with disk_errors(self.folder):

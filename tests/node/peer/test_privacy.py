@@ -13,6 +13,7 @@ import torch
 
 from fedspd.algorithms import METHODS
 from fedspd.algorithms.fedavg import FedAvg
+from fedspd.cli.privacy import show
 from fedspd.core.errors import RejectedError, StorageError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
@@ -24,7 +25,7 @@ from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.budget import Budget, Schedule, planned_releases
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.privacy.options import PrivacyOptions
-from fedspd.privacy.randomness import Source
+from fedspd.privacy.randomness import NoiseSource
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.testing import Subject
 from fedspd.testing.peers import MemoryNetwork, open_peers, run_together
@@ -42,7 +43,7 @@ def budget_of(options: PrivacyOptions = NO_LIMIT) -> Budget:
 
 def subject(method: str = "fedavg", **options: object) -> Subject:
     """Return a method with its own source of noise."""
-    return Subject(METHODS[method], 2, options, replace(MECHANISM, source=Source()))
+    return Subject(METHODS[method], 2, options, replace(MECHANISM, source=NoiseSource()))
 
 
 def runner_of(method: str = "fedavg", client: int = 0, **options: object) -> BlockRunner:
@@ -261,6 +262,18 @@ def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
     with pytest.raises(StorageError, match="ledger of what this node has released"):
         NodePrivacy(journal, runner_of(), budget_of())
     journal.close()
+
+
+def test_ledger_of_an_older_version_is_refused_in_a_sentence(tmp_path):
+    Node(tmp_path).run()
+    path = tmp_path / "state" / "privacy.json"
+    ledger = json.loads(path.read_text())
+    del ledger["delta"]
+    path.write_text(json.dumps(ledger))
+    with pytest.raises(StorageError, match=r"privacy.json': it has no 'delta'"):
+        Node(tmp_path)
+    with pytest.raises(StorageError, match=r"privacy.json': it has no 'delta'"):
+        show([str(tmp_path / "state")], as_json=True)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"a" * 32])

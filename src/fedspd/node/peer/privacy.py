@@ -25,11 +25,13 @@ from fedspd.privacy.accounts import Accounts
 from fedspd.privacy.budget import AnyMechanism, Budget
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
+from fedspd.storage.run_folder import RunFolder
 
 log = logging.getLogger("fedspd.node")
 
 LEDGER, SECRET = "privacy.json", "privacy.key"  # in the journal
 SECRET_BYTES = 32
+LEDGER_FIELDS = ("data", "key", "delta", "releases", "received", "sendable", "silent")
 
 
 class NodePrivacy(Accounts):
@@ -75,14 +77,14 @@ class NodePrivacy(Accounts):
             }
             folder.write(LEDGER, new)
             return new
-        ledger = folder.read(LEDGER)
+        ledger = read_ledger(folder)
         if ledger["data"] != data:
             raise StorageError(
                 f"--data: the training data have changed since this node first released something "
                 f"({ledger['data']['examples']} examples then, {data['examples']} now); expected "
                 "the same data. Give them, or start in another folder with --state."
             )
-        if ledger.get("key") != hashlib.sha256(self._secret).hexdigest():
+        if ledger["key"] != hashlib.sha256(self._secret).hexdigest():
             raise self._lost_secret()
         return ledger
 
@@ -216,6 +218,17 @@ class NodePrivacy(Accounts):
             "neighbours": {name: round(self.epsilon(n), 6) for name, n in sorted(received.items())},
             "silent": self.ledger["silent"],
         }
+
+
+def read_ledger(folder: RunFolder) -> Json:
+    """Return the ledger of a journal; refuse one that lacks a part."""
+    ledger = folder.read(LEDGER)
+    if missing := [name for name in LEDGER_FIELDS if name not in ledger]:
+        raise StorageError(
+            f"'{folder.folder / LEDGER}': it has no '{missing[0]}'; an older version has written "
+            "it, or it is damaged. Restore it from a copy, or create the network again."
+        )
+    return ledger
 
 
 def _write_secret(path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Whether populations that were found are worth a head each.
+
+Clients may differ in how labels follow from features, or in the features. Where the features tell
+the populations apart, one model can learn them all. It then learns from all examples of a client,
+which is better than heads that divide them, unless a client belongs to a single population anyway.
+So a split is kept in two cases: the features do not change along the clients' coordinates, or the
+clients gather at the corners. Label skew changes the features too, and mixes them.
+
+For the same reason clusters share one body where the features do not change: it learns from all.
+
+Shapes: C clients, F folds, E examples, B inputs of a head, M coordinates, S clusters.
+"""
+
+import torch
+from torch import Tensor
+
+from fedspd.algorithms.populations import agree, divide, gossip_mean, network_mean
+from fedspd.core.algorithm import Round
+from fedspd.core.block import Block
+from fedspd.core.learner import Learner
+
+EXPLAINED = 0.06  # of the coordinates' variance, which features must explain beyond chance,
+CHANCE = 2.5  # and in 1 / N what they may explain by chance
+GATHERED = 0.87  # share of the coordinates' variance that lies between the clusters of a split
+
+
+def judge_split(
+    feature_C2B: Tensor, z_CM: Tensor, mixture_CS: Tensor, clusters_C: Tensor, data: Block
+) -> Round[tuple[Tensor, Tensor]]:
+    """Return whether the split is kept, and whether features tell its populations apart.
+
+    The client with the lowest id decides for all.
+    """
+    z_CM = torch.where(torch.arange(z_CM.shape[1]) < clusters_C[:, None] - 1, z_CM, 0)
+    r_C = yield from correlation_with_features(feature_C2B, z_CM, data)
+    gathered_C = yield from share_between_clusters(z_CM, mixture_CS, clusters_C, data)
+    explains_C = r_C.clamp(min=0).square() >= EXPLAINED + CHANCE / data.network_size
+    is_kept_C = ~explains_C | (gathered_C >= GATHERED)
+    agreed_C = yield from agree((is_kept_C + 2 * explains_C).to(z_CM), data)
+    code_C = agreed_C.round().clamp(0, 3).long()
+    return (code_C & 1).bool(), (code_C & 2).bool()
+
+
+def features_of_halves(learner: Learner, model_CP: Tensor, only_CFE: Tensor, data: Block) -> Tensor:
+    """Return feature_C2B, the mean features of the even and the odd folds; NaN without examples."""
+    rows = []
+    for model_P, only_FE, x in zip(model_CP, only_CFE, data.x, strict=True):
+        half_2E = torch.stack([only_FE[::2].any(0), only_FE[1::2].any(0)])[:, : len(x)]
+        weight_2E = half_2E.to(model_P)
+        rows.append(weight_2E @ learner.features(model_P, x) / weight_2E.sum(1, keepdim=True))
+    return torch.stack(rows)
+
+
+def correlation_with_features(feature_C2B: Tensor, z_CM: Tensor, data: Block) -> Round[Tensor]:
+    """Return how the coordinates correlate with the features that change along them.
+
+    One half of the examples says in which direction features change, the other half is measured in
+    this direction, and the other way round. So chance has a correlation of about 0, with a standard
+    error of 1 / sqrt(N). Clients that lack a half do not count.
+    """
+    count_C1 = feature_C2B.isfinite().all(2).all(1, keepdim=True).to(z_CM)
+    feature_C2B = torch.where(count_C1[:, :, None] > 0, feature_C2B, 0)
+    z_CM = z_CM * count_C1
+    own_C1X = torch.cat([feature_C2B.flatten(1), count_C1], 1)[:, None]
+    with_z_CMX = z_CM[:, :, None] * own_C1X
+    moments = yield from network_mean(torch.cat([own_C1X, with_z_CMX], 1), data)
+    mean_CMX = divide(moments, moments[:, :1, -1:])
+    mean_C1X, with_z_CMX = mean_CMX[:, :1], mean_CMX[:, 1:]
+    slope_CMX = with_z_CMX[..., :-1] - with_z_CMX[..., -1:] * mean_C1X[..., :-1]
+    slope_C2MB = torch.stack(slope_CMX.chunk(2, dim=2), 1)
+    direction_C2MB = divide(slope_C2MB, slope_C2MB.norm(dim=(2, 3), keepdim=True)).flip(1)
+    along_C2M = (direction_C2MB * feature_C2B[:, :, None]).sum(3)
+    return (yield from pooled_correlation(along_C2M, z_CM, count_C1[:, 0], data))
+
+
+def pooled_correlation(
+    along_C2M: Tensor, z_CM: Tensor, count_C: Tensor, data: Block
+) -> Round[Tensor]:
+    """Return the mean over halves of sum_m cov(z_m, along_m) / sum_m sd(z_m) sd(along_m)."""
+    z_C2M = z_CM[:, None].expand_as(along_C2M) * count_C[:, None, None]
+    along_C2M = along_C2M * count_C[:, None, None]
+    products = (z_C2M, along_C2M, z_C2M.square(), along_C2M.square(), z_C2M * along_C2M)
+    own_CX = torch.cat([count_C[:, None], *(one.flatten(1) for one in products)], 1)
+    moments_C1X = yield from network_mean(own_CX[:, None], data)
+    mean_CX = divide(moments_C1X[:, 0, 1:], moments_C1X[:, 0, :1])
+    z, along, z2, along2, product = mean_CX.view(len(mean_CX), 5, *along_C2M.shape[1:]).unbind(1)
+    spread_C2M = ((z2 - z.square()).clamp(min=0) * (along2 - along.square()).clamp(min=0)).sqrt()
+    return divide((product - z * along).sum(2), spread_C2M.sum(2)).mean(1)
+
+
+def share_between_clusters(
+    z_CM: Tensor, mixture_CS: Tensor, clusters_C: Tensor, data: Block
+) -> Round[Tensor]:
+    """Return the adjusted R2 of the coordinates on the clients' largest clusters.
+
+    It is 0 under a robust rule, whose means of a cluster are none.
+    """
+    S, N = mixture_CS.shape[1], data.network_size
+    member_CS1 = torch.nn.functional.one_hot(mixture_CS.argmax(1), S).to(z_CM)[:, :, None]
+    own_C1X = torch.cat([torch.ones_like(z_CM[:, :1]), z_CM, z_CM.square()], 1)[:, None]
+    moments, is_linear = yield from gossip_mean(member_CS1 * own_C1X, data)
+    sizes = [1, z_CM.shape[1], z_CM.shape[1]]
+    share_CS1, sum_CSM, square_CSM = torch.split(moments, sizes, 2)
+    square_C = square_CSM.sum((1, 2))
+    total_C = square_C - sum_CSM.sum(1).square().sum(1)
+    within_C = square_C - divide(sum_CSM.square(), share_CS1).sum((1, 2))
+    freedom_C = (N - clusters_C).clamp(min=1) / (N - 1) if N > 1 else torch.ones_like(total_C)
+    found_C = 1 - divide(within_C, total_C * freedom_C)
+    return torch.where((total_C > 0) & (clusters_C < N) & is_linear, found_C, 0)
