@@ -157,3 +157,15 @@ def test_verifier_remembers_the_newest_list_after_a_restart(
     memory.write_text("damaged")
     with pytest.raises(StorageError, match="expected the number of a revocation list"):
         verifier_of(bundle).remember(memory)
+
+
+def test_revoked_node_refuses_to_start_and_says_so_while_it_runs(
+    verifier, verifier_of, bundle, authority, b, tmp_path, caplog
+):
+    verifier.remember(tmp_path / "revocations")
+    authority.revoke(verifier.own.serial)
+    replace_file(bundle / "revoked.crl", authority.encode_crl())
+    assert verifier.verify(b).name == "b"  # the new list is read here
+    assert "this node is revoked, its neighbours refuse it: node=a" in caplog.text
+    with pytest.raises(StorageError, match=r"node\.crt': revoked by the network's operator"):
+        verifier_of(bundle).remember(tmp_path / "revocations")

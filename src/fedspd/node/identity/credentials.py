@@ -83,9 +83,14 @@ class CertificateVerifier:
         self._crl = RevocationList.read(self._crl_path, self._ca)
 
     def remember(self, memory: Path) -> None:
-        """Keep the number of the newest list in a file, and refuse any that is older."""
+        """Keep the number of the newest list in a file; refuse an older one, or this node in it."""
         self._memory = memory
         self._accept(self._crl, _read_number(memory))
+        if self.is_revoked(self.own.serial):
+            raise StorageError(
+                f"'{self._crl_path.with_name('node.crt')}': revoked by the network's operator; "
+                "expected a valid bundle. Issue a new one with 'fedspd network add'."
+            )
 
     def verify(self, certificate: bytes) -> NodeIdentity:
         """Return the identity in a peer's certificate.
@@ -147,6 +152,8 @@ class CertificateVerifier:
         else:
             revoked = len(self._crl.revoked_at)
             log.info("revocation list loaded: path=%s revoked=%d", self._crl_path, revoked)
+            if self.own.serial in self._crl.revoked_at:
+                log.error("this node is revoked, its neighbours refuse it: node=%s", self.own.name)
 
     def _accept(self, found: RevocationList, least: int) -> None:
         """Use a list, unless its number is too low."""
