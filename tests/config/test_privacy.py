@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedspd.algorithms.fedavg import FedAvg
 from fedspd.config import as_dict, load, validate
 from fedspd.core.errors import ConfigError
 from fedspd.experiment.build import build_budget, build_experiment, privacy_note
@@ -55,6 +56,20 @@ def test_method_that_sends_something_unpaid_is_refused_by_its_part(method, part)
     sentence = refusal(method=method, privacy={"noise": 1.0})
     assert f"method = '{method}'" in sentence
     assert part in sentence
+
+
+class Derived(FedAvg):
+    """It inherits that all is paid for, and may send what it likes."""
+
+
+class Answered(FedAvg):
+    EXAMPLES_MEET = None
+
+
+def test_derived_method_must_say_itself_whether_all_is_paid_for():
+    sentence = refusal(method=f"{__name__}:Derived", privacy={"noise": 1.0})
+    assert "its class does not set EXAMPLES_MEET" in sentence
+    validate({**SMALL, "method": f"{__name__}:Answered", "privacy": {"noise": 1.0}})
 
 
 def test_model_with_batchnorm_is_refused_by_its_layer():

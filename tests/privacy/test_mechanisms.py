@@ -221,3 +221,16 @@ def test_secret_draws_are_uniform_and_normal():
     assert float(normal.mean()) == pytest.approx(0, abs=0.02)
     assert float(normal.std()) == pytest.approx(1, abs=0.02)
     assert float((normal.abs() > 1.96).double().mean()) == pytest.approx(0.05, abs=0.005)
+
+
+def test_secret_noise_follows_from_the_rates_too():
+    """With the same noise, two updates of one model would tell gradients of their later steps."""
+    mechanism = DPSGD(noise=1.0, clip=1.0, rate=1.0, mean_noise=0.0)
+    mechanism.source.secret = b"a" * 32
+    learner, data = learner_of(mechanism), block([[3, 4]], [1])
+    moved = [
+        learner.train(torch.zeros(1, 2), data, Key(0, 1), rates=[rate])[0] / rate
+        for rate in (1.0, 1.0, 0.5)
+    ]
+    assert torch.equal(moved[0], moved[1])
+    assert not torch.allclose(moved[0], moved[2], atol=1e-2)

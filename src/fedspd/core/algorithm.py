@@ -67,7 +67,7 @@ class Algorithm(ABC, Generic[State]):
     CHOOSES_CLUSTERS: ClassVar[bool] = False  # whether clusters = 0 lets the method find S
     # What a client trains by, or sends, that depends on several of its examples at once, other than
     # by `learner.train` and `learner.mean_shares`. None: there is no such thing.
-    EXAMPLES_MEET: ClassVar[str | None] = "its rounds: it does not set EXAMPLES_MEET = None"
+    EXAMPLES_MEET: ClassVar[str | None] = "its rounds: its class does not set EXAMPLES_MEET"
     # What its vectors are: models, or the bodies and heads of learner.cut; the first one is shared.
     EXCHANGES: ClassVar[tuple[Part, ...]] = ("model",)
     PART_EPOCHS: ClassVar[int | None] = None  # of a disjoint update; None: those of the round

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedspd.core.algorithm import AnyAlgorithm
+from fedspd.core.algorithm import Algorithm, AnyAlgorithm
 from fedspd.core.errors import ConfigError
 from fedspd.core.learner import Learner
 from fedspd.privacy.options import PrivacyOptions
@@ -26,10 +26,15 @@ def private_options(
 
 
 def check_method(name: str, method: type[AnyAlgorithm]) -> None:
-    """Refuse a method that sends something unpaid."""
-    if method.EXAMPLES_MEET is not None:
+    """Refuse a method that sends something unpaid; a custom one must say itself that it does not.
+
+    A class that is derived from FedAvg may send what FedAvg does not.
+    """
+    is_answered = ":" not in name or "EXAMPLES_MEET" in vars(method)
+    unpaid = method.EXAMPLES_MEET if is_answered else Algorithm.EXAMPLES_MEET
+    if unpaid is not None:
         raise ConfigError(
-            f"method = '{name}': privacy does not cover {method.EXAMPLES_MEET}; expected a method "
+            f"method = '{name}': privacy does not cover {unpaid}; expected a method "
             "that sees each example through its own gradient alone, such as fedspd-split, fedspd, "
             "fedavg, fedper or local. Choose one of them, or leave out [privacy]."
         )

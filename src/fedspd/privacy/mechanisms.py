@@ -82,7 +82,8 @@ class DPSGD(Mechanism):
         sum_W = torch.zeros(learner.weights, dtype=learner.dtype, device=learner.device)
         descent = Descent(update.optimizer, [model_P[: learner.weights]], [sum_W])
         anchors = [] if update.anchor_W is None else [update.anchor_W]
-        about = model_P, update.weight, update.rows, update.anchor_W
+        steps = torch.tensor([*update.rates, update.pull], dtype=torch.double)
+        about = model_P, update.weight, update.rows, update.anchor_W, update.factor_W, steps
         draws = self.source.draws(key.of("private"), *about)
         with keyed_randomness(self.own_key(key.of("dropout")), learner.device):
             for rate, rows in self._batches(update, draws):
