@@ -93,7 +93,8 @@ def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
                 lines.setdefault(row, []).append(point)
             if cell.paper is not None and cell.row.stands_in_for is None:
                 quoted.setdefault(row, []).append((number_of(name), cell.paper / 100, 0.0))
-    shown = {row: _with_paper({row: lines[row]}, quoted) for row in lines}
+    several = [row for row in lines if len(lines[row]) > 1]  # one point is no line
+    shown = {row: _with_paper({row: lines[row]}, quoted) for row in several or lines}
     if not spec.panels:
         shown = {"": _with_paper(lines, quoted)}
     return panels.draw_lines(spec.caption, spec.axis, shown, _axis_title(spec))
