@@ -246,7 +246,7 @@ def test_all_that_is_sent_follows_from_what_is_paid_for(name: str, server: bool)
 @pytest.mark.parametrize(
     ("name", "clusters", "option"),
     [
-        ("fedspd-split", 0, {"least_gain": 0.0075}),
+        ("fedspd-split", 2, {"check": True}),
         ("fedspd", 2, {"selection": "mixture"}),
         ("facade", 2, {}),
         ("ifca", 2, {}),
