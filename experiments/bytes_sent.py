@@ -14,7 +14,7 @@ import fedspd
 from map_runs import CNN, cell, merge
 
 SHORT = {"rounds": 30, "data": {"examples": 100, "test_examples": 10}, "training": {"epochs": 1}}
-KEPT = {"fedspd-split": {"check": False, "final_epochs": 0}}  # every split that is found
+NO_FINAL_PHASE = {"fedspd-split": {"final_epochs": 0}}
 FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("labellings, pure", "S = 2", {"clusters": 2}),
     ("labellings, pure", "auto", {}),
@@ -41,7 +41,7 @@ def main() -> None:
     print("| world | clusters | found | multicast | point-to-point |\n|---|---|--:|--:|--:|")
     for world, name, more in FORMS:
         plain, _ = bytes_of(world, "fedavg", {})
-        split, found = bytes_of(world, "fedspd-split", {**KEPT, **more})
+        split, found = bytes_of(world, "fedspd-split", {**NO_FINAL_PHASE, **more})
         ratios = [f"{split[way] / plain[way]:.3f}" for way in ("multicast", "point_to_point")]
         print(f"| {world} | {name} | {found} | {' | '.join(ratios)} |", flush=True)
 

@@ -215,7 +215,7 @@ def test_config_as_toml_loads_as_the_same_config(tmp_path):
     config = load(
         overrides=[
             "rounds=3",
-            "method=fedavg",
+            "method=pfedme",
             "topology.probability=0.4",
             'data.name="Grüße 😀/\\"x\\".npz"',
             "pfedme.lambda=7",
@@ -319,6 +319,13 @@ def test_default_unsets_a_key_of_the_file(tmp_path):
     path.write_text("rounds = 7\n[topology]\ndegree = 4\n")
     config = load(path, ["rounds=default", "topology.degree=default", "model.hidden=default"])
     assert config == load()
+
+
+def test_config_as_toml_has_the_options_of_its_method_alone():
+    """The default of another method's option may change in a later version."""
+    tables = tomllib.loads(as_toml(load(overrides=["method=fedavg", "fedavg.mu=0.1"])))
+    assert tables["fedavg"]["mu"] == 0.1
+    assert tables.keys() & {"fedspd", "fedspd-split", "pfedme", "options"} == set()
 
 
 def test_table_without_options_says_so():

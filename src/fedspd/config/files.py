@@ -103,8 +103,8 @@ def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def as_toml(config: ExperimentConfig) -> str:
-    """Return the config as the text of a TOML file."""
-    tree = as_dict(config)
+    """Return the config as the text of a TOML file, without the options of other methods."""
+    tree = without_other_methods(as_dict(config), config.method)
     tables = {name: table for name, table in tree.items() if isinstance(table, dict)}
     lines = _toml_lines({key: value for key, value in tree.items() if key not in tables})
     for name, table in tables.items():
