@@ -75,6 +75,36 @@ def event_log():
     return EventLog()
 
 
+class Loser:
+    """What gets Ctrl-C in its finaliser, where Python only prints the exception of a handler."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+class LosesCtrlC(fedspd.Callback):
+    """The callback that gets a Ctrl-C at each event of a kind, and loses its exception."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def on_start(self, event):
+        if event["event"] == self.kind:
+            Loser()
+
+    on_round = on_final = on_start
+
+
+@pytest.fixture
+def loses_ctrl_c(monkeypatch):
+    """Return the class, where Ctrl-C raises as usual and lost exceptions are not reported."""
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield LosesCtrlC
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
 GATED = '''\
 """Local-only training that waits in round 2 for as long as the file `hold` exists."""
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from chaos.hosts import free_addresses
 from fedspd.cli.main import execute
 from fedspd.cli.node import JsonFormatter
 from fedspd.node.identity.manifest import Manifest
@@ -34,12 +35,8 @@ examples = 30
 
 @pytest.fixture
 def plant(here):
-    """A network of three nodes in plant/, at ports that were free."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    lines = [f'node-{i} = "127.0.0.1:{port}"\n' for i, port in enumerate(ports)]
+    """A network of three nodes in plant/."""
+    lines = [f'node-{i} = "{address}"\n' for i, address in enumerate(free_addresses(3))]
     (here / "addresses.toml").write_text("".join(lines))
     (here / "plant.toml").write_text(CONFIG)
     assert execute(["network", "create", "plant.toml", "--addresses", "addresses.toml"]) == 0
@@ -50,9 +47,9 @@ def plant(here):
 def alone(here):
     """The bundle of a node without neighbours."""
     (here / "alone.toml").touch()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    create = ["network", "create", "alone.toml", *ALONE, "--out", "alone", "--port", port]
+    host, _, port = free_addresses(1)[0].rpartition(":")
+    place = ["--out", "alone", "--host", host, "--port", port]
+    create = ["network", "create", "alone.toml", *ALONE, *place]
     assert execute(create) == 0
     return here / "alone/nodes/node-0"
 

@@ -14,7 +14,6 @@ from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
-from fedspd.experiment.callbacks import Callback
 from fedspd.storage.run_folder import RunFolder
 
 METHODS = ("fedspd", "fedavg", "local")
@@ -137,20 +136,9 @@ def run_quietly(jobs, folder):
     run_all(jobs, folder, 2)
 
 
-def test_ctrl_c_that_python_loses_ends_parallel_runs(tmp_path, monkeypatch):
-    class Loser:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    class Loses(Callback):
-        def on_start(self, event):
-            Loser()
-
-    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def test_ctrl_c_that_python_loses_ends_parallel_runs(tmp_path, loses_ctrl_c):
     with pytest.raises(KeyboardInterrupt):
-        run_all(list_jobs(tiny(), METHODS, 1), tmp_path / "c", 2, [Loses()])
-    signal.signal(signal.SIGINT, before)
+        run_all(list_jobs(tiny(), METHODS, 1), tmp_path / "c", 2, [loses_ctrl_c("start")])
     assert multiprocessing.active_children() == []
 
 

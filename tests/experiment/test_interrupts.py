@@ -54,34 +54,13 @@ def test_signal_waits_only_for_rounds_that_would_be_lost():
         found.handle(signal.SIGINT, None)
 
 
-class Loses(fedspd.Callback):
-    """Gets a signal in a finaliser, where Python only prints the exception of a handler."""
-
-    def __init__(self, kind):
-        self.kind = kind
-
-    def on_start(self, event):
-        if event["event"] == self.kind:
-            Loser()
-
-    on_round = on_final = on_start
-
-
-class Loser:
-    def __del__(self):
-        signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.usefixtures("rare_checkpoints")
 @pytest.mark.parametrize(("kind", "saved"), [("start", None), ("round", 1), ("final", 7)])
-def test_ctrl_c_that_python_loses_ends_the_run(kind, saved, tmp_path, monkeypatch):
-    lost = []
-    monkeypatch.setattr("sys.unraisablehook", lost.append)
+def test_ctrl_c_that_python_loses_ends_the_run(kind, saved, tmp_path, loses_ctrl_c):
     with pytest.raises(KeyboardInterrupt):
-        fedspd.run(TINY, out=tmp_path / "a", callbacks=[Loses(kind)])
+        fedspd.run(TINY, out=tmp_path / "a", callbacks=[loses_ctrl_c(kind)])
     latest = RunFolder(tmp_path / "a").latest()
     assert (latest and latest[1]["round"]) == saved
-    assert [one.exc_type for one in lost] == [KeyboardInterrupt]
 
 
 class StartedError(Exception):
@@ -129,7 +108,7 @@ def is_stopped(start, files, step):
 PACKAGE = tuple(str(path) for path in Path(fedspd.__file__).parent.rglob("*.py"))
 
 
-@pytest.mark.usefixtures("rare_checkpoints")
+@pytest.mark.usefixtures("rare_checkpoints", "loses_ctrl_c")  # a step may be in a finaliser
 @pytest.mark.parametrize(
     ("start", "files"),
     [
@@ -137,8 +116,7 @@ PACKAGE = tuple(str(path) for path in Path(fedspd.__file__).parent.rglob("*.py")
         pytest.param(start_run, PACKAGE, marks=pytest.mark.long),
     ],
 )
-def test_ctrl_c_at_every_step_of_a_start_ends_it_and_its_workers(start, files, monkeypatch):
-    monkeypatch.setattr("sys.unraisablehook", lambda _: None)  # a step may be in a finaliser
+def test_ctrl_c_at_every_step_of_a_start_ends_it_and_its_workers(start, files):
     step = 1
     while is_stopped(start, files, step):
         assert multiprocessing.active_children() == []

@@ -1,12 +1,11 @@
 """A small network of peers, and a single node with its authority."""
 
-import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from chaos.hosts import free_addresses
 from fedspd import config
 from fedspd.node.host import provisioning
 from fedspd.node.identity.certificates import read_identity
@@ -22,24 +21,10 @@ RING = {
 }
 
 
-def free_addresses(names: list[str]) -> dict[str, str]:
-    """Return a free address of this machine for every name, all different.
-
-    Every socket stays open until all ports are drawn.
-    """
-    with ExitStack() as held:
-        ports = []
-        for _ in names:
-            drawn = held.enter_context(socket.socket())
-            drawn.bind(("127.0.0.1", 0))
-            ports.append(drawn.getsockname()[1])
-    return {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
-
-
 @pytest.fixture
 def plant(tmp_path) -> Path:
     """The folder of a network of four nodes on the ring a - b - c - d - a, clients 0 to 3."""
-    addresses = free_addresses(["a", "b", "c", "d"])
+    addresses = dict(zip("abcd", free_addresses(4), strict=True))
     provisioning.create(config.validate(RING), tmp_path / "plant", addresses=addresses)
     return tmp_path / "plant"
 

@@ -5,6 +5,9 @@ import multiprocessing
 import os
 import re
 import resource
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,8 +94,12 @@ def test_lock_lets_one_process_write_at_a_time(run_folder):
     other.start()
     assert "is in use by another process: wait for it, or stop it." in answer.get()
     other.join()
+    worker = context.Process(target=signal.pause)  # a fork that outlives the lock
+    worker.start()
     run_folder.unlock()
     RunFolder(run_folder.folder).lock().unlock()
+    worker.kill()
+    worker.join()
 
 
 # ---- documents
@@ -290,6 +297,37 @@ def test_latest_removes_the_draft_of_a_process_that_was_killed(run_folder):
     write_part(draft, [0], {"model": torch.zeros(1, 1)})
     assert run_folder.latest()[1]["round"] == 1
     assert checkpoints(run_folder) == ["round-000001"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it asks /proc for the names of files")
+def test_checkpoint_is_on_the_disk_before_it_gets_its_name(run_folder, monkeypatch):
+    fsync, replace, steps = os.fsync, os.replace, []
+
+    def record(step, path):
+        steps.append((step, Path(path).name.replace(str(os.getpid()), "PID")))
+
+    def sync(handle):
+        record("sync", os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def rename(draft, path):
+        record("rename to", path)
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    run_folder.append({"event": "round"})
+    save(run_folder, 3)
+    assert steps == [
+        ("sync", "part-000000-000003.safetensors"),
+        ("sync", "events.jsonl"),
+        ("sync", ".checkpoint.json.draft-PID"),
+        ("rename to", "checkpoint.json"),
+        ("sync", "round-000003.draft-PID"),
+        ("sync", "round-000003.draft-PID"),
+        ("rename to", "round-000003"),
+        ("sync", "checkpoints"),
+    ]
 
 
 def test_latest_without_the_lock_leaves_the_draft_of_a_process_at_work(run_folder):

@@ -12,14 +12,15 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
 CLONE_NEWNET = 0x40000000
 RELAY_PORT, NODE_PORT = 7700, 7701
-NETWORK_NUMBERS = count()
+NETWORK_NUMBERS, PORT_NUMBERS = count(), count()
+PORTS_PER_PROCESS = 200
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,23 @@ def missing_requirement() -> str | None:
 
 
 def local_hosts(nodes: int) -> list[Host]:
-    """Return hosts without namespaces, at free ports of this machine."""
-    with ExitStack() as held:  # all at once, so that no two are the same
-        sockets = [
-            held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * nodes)
-        ]
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    """Return hosts without namespaces, at free addresses of this machine."""
+    addresses = free_addresses(2 * nodes)
     return [Host(None, *pair) for pair in zip(addresses[:nodes], addresses[nodes:], strict=True)]
+
+
+def free_addresses(wanted: int) -> list[str]:
+    """Return addresses of this machine at which nobody listens.
+
+    Their ports are not among those of outgoing connections, and processes draw from different ones:
+    none is taken between now and its use.
+    """
+    first, addresses = 10_000 + os.getpid() % 100 * PORTS_PER_PROCESS, list[str]()
+    while len(addresses) < wanted:
+        place = ("127.0.0.1", first + next(PORT_NUMBERS) % PORTS_PER_PROCESS)
+        with suppress(OSError), socket.create_server(place):
+            addresses.append("{}:{}".format(*place))
+    return addresses
 
 
 @contextmanager

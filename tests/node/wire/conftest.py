@@ -1,13 +1,13 @@
 """A network of four nodes on the ring a - b - c - d - a, over every transport."""
 
 import asyncio
-import socket
 import time
 from contextlib import asynccontextmanager
 
 import pytest
 import torch
 
+from chaos.hosts import free_addresses
 from fedspd.config import validate
 from fedspd.node.host.provisioning import create
 from fedspd.node.wire.grpc_transport import GrpcTransport
@@ -22,17 +22,6 @@ CONFIG = {
     "topology": {"kind": "ring"},
     "model": {"name": "mlp", "hidden": 2000},
 }
-
-
-def free_ports(count):
-    """Return different ports of this machine that nobody uses."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Node:
@@ -64,12 +53,11 @@ class World:
 
     def __init__(self, kind, folder, config):
         self.kind, self.folder, self.network = kind, folder, MemoryNetwork()
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
         self.manifest = create(
             validate(config),
             folder,
             names=NAMES,
-            addresses=dict(zip(NAMES, addresses, strict=True)),
+            addresses=dict(zip(NAMES, free_addresses(4), strict=True)),
             example=((1, 8, 8), 10),
             secure=kind != "plaintext",
         )
@@ -153,7 +141,6 @@ def tools():
     return {
         "fixed_answer": fixed_answer,
         "eventually": eventually,
-        "free_ports": free_ports,
         "World": World,
         "CONFIG": CONFIG,
     }

@@ -11,6 +11,7 @@ from datetime import timedelta
 import grpc
 import pytest
 
+from chaos.hosts import free_addresses
 from fedspd.core.errors import (
     ConfigError,
     NodeError,
@@ -153,11 +154,10 @@ def test_authenticate_remembers_a_bounded_number_of_certificates(secure):
     assert tls.identities["b"].address == "127.0.0.1:300"
 
 
-def test_transport_talks_to_a_newcomer_that_its_manifest_lacks(secure, tools):
+def test_transport_talks_to_a_newcomer_that_its_manifest_lacks(secure):
     async def work():
         async with secure.running("a") as (a,):
-            (port,) = tools["free_ports"](1)
-            add(secure.folder, "new", ["a"], f"127.0.0.1:{port}")
+            add(secure.folder, "new", ["a"], *free_addresses(1))
             bundle = secure.folder / "nodes" / "new"
             newcomer = GrpcTransport(Manifest.load(bundle / "manifest.json"), bundle, "new")
             async with secure.running(newcomer) as (new,):
@@ -236,8 +236,8 @@ def test_transport_names_an_address_in_use(secure, tmp_path, monkeypatch):
     run(work())
 
 
-def test_transport_listens_at_another_address_than_its_members(secure, tools):
-    (port,) = tools["free_ports"](1)
+def test_transport_listens_at_another_address_than_its_members(secure):
+    port = free_addresses(1)[0].rpartition(":")[2]
     bundle = secure.folder / "nodes" / "a"
     transport = GrpcTransport(secure.manifest, bundle, "a", address=f"0.0.0.0:{port}")
     assert transport.address == f"0.0.0.0:{port}"
