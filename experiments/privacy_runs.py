@@ -25,6 +25,7 @@ from fedspd.experiment.build import build_budget, build_experiment
 from fedspd.experiment.runner import run
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.mechanisms import NbAFL
+from fedspd.reporting.statistics import confidence_interval
 
 Tree = dict[str, Any]
 HERE = Path(__file__).parent
@@ -241,12 +242,16 @@ def true_costs(nominal: float) -> tuple[float, float]:
 
 
 def cell(rows: list[Tree]) -> str:
-    """Return the accuracy before and after the final phase, and what collaboration has gained."""
+    """Return the accuracy before and after the final phase, and what collaboration has gained.
+
+    The interval is over seeds, of which there may be one alone.
+    """
     if not rows:
         return "not run"
-    before, after, won = (mean(row[key] for row in rows) for key in ("before", "after", "gain"))
-    error = sum(row["error"] ** 2 for row in rows) ** 0.5 / len(rows)
-    return f"{before:.1f}, {after:.1f} ({won:+.1f} ± {error:.1f})"
+    before, after = (mean(row[key] for row in rows) for key in ("before", "after"))
+    gain = confidence_interval([row["gain"] for row in rows])
+    width = ", one seed" if gain.half is None else f" ± {gain.half:.1f}"
+    return f"{before:.1f}, {after:.1f} ({gain.mean or 0:+.1f}{width})"
 
 
 def print_tuning(found: dict[str, Tree]) -> None:
@@ -289,14 +294,13 @@ def draw(found: dict[str, Tree], path: Path) -> None:
     for axes, (key, title) in zip(panels, titles.items(), strict=True):
         for color, method in zip(("C0", "C1", "C2"), METHODS, strict=True):
             points = {b: over_seeds(found, f"{method}-{b:g}") for b in BUDGETS}
-            lines = [(b, [row[key] for row in rows]) for b, rows in points.items() if rows]
-            if not lines:
+            found_at = {b: [row[key] for row in rows] for b, rows in points.items() if rows}
+            if not found_at:
                 continue
-            axes.plot(
-                [b for b, _ in lines], [mean(v) for _, v in lines], f"{color}o-", label=method
-            )
-            axes.fill_between([b for b, _ in lines], [min(v) for _, v in lines],
-                              [max(v) for _, v in lines], color=color, alpha=0.2)  # fmt: skip
+            spans = [confidence_interval(values) for values in found_at.values()]
+            middle = [span.mean or 0.0 for span in spans]
+            width = [span.half or 0.0 for span in spans]
+            axes.errorbar([*found_at], middle, width, fmt=f"{color}o-", capsize=3, label=method)
             if rows := over_seeds(found, f"{method}-none"):
                 level = mean(row[key] for row in rows)
                 axes.axhline(level, color=color, linestyle=":", linewidth=1)

@@ -14,6 +14,7 @@ import config_reference
 import fedspd
 from fedspd.cli.main import execute
 from fedspd.config import ExperimentConfig, validate
+from fedspd.node.wire import wire_pb2
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
@@ -159,3 +160,15 @@ def test_pictures_of_the_documents_are_small():
     sizes = {path.name: path.stat().st_size for path in ROOT.glob("docs/images/*")}
     assert "mixtures.png" in sizes
     assert [name for name, size in sizes.items() if not 0 < size < 200_000] == []
+
+
+def test_privacy_page_has_every_field_of_the_wire():
+    page = (ROOT / "docs/privacy.md").read_text()
+    table = page.partition("## Every field of the wire")[2].partition("\n## ")[0]
+    explained: dict[str, set[str]] = {}
+    for message, fields in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE):
+        explained.setdefault(message, set()).update(re.findall(r"`(\w+)`", fields))
+    messages = wire_pb2.DESCRIPTOR.message_types_by_name
+    assert explained == {
+        name: {field.name for field in message.fields} for name, message in messages.items()
+    }
