@@ -98,6 +98,7 @@ def test_paper_lists_experiments_with_hours_at_each_scale(capsys, timed):
     assert hours["paper"] == pytest.approx(steps * 0.01 / 2 / 3600)
     assert hours["tiny"] < hours["small"] < hours["paper"]
     assert "emnist-letters" in rows["table-dfl"]["needs"]
+    assert rows["table-mobilenet"]["data"] == ["cifar10", "mnist", "fashion-mnist", "cifar100"]
     assert rows["table-topology"]["source"] == "Table 4, Figure 8"
     apart = sum(row["hours"]["small"] for row in rows.values())
     assert max(row["hours"]["small"] for row in rows.values()) < found["hours"]["small"] < apart
@@ -116,7 +117,7 @@ def _configs(experiment, scale):
     return [config for cell in experiment.cells(scale) for config in cell.configs]
 
 
-@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("width", [80, 210])
 def test_list_fits_into_the_terminal(width, capsys, timed, monkeypatch):
     monkeypatch.setattr("fedspd.cli.paper_list.wide_console", lambda is_stderr: _terminal(width))
     assert execute(["paper", "--workers", "2"]) == 0

@@ -14,7 +14,7 @@ from fedspd.paper.definition import (
     parse_experiment,
 )
 from fedspd.paper.drawing import draw_figures
-from fedspd.paper.pages import value_rows
+from fedspd.paper.pages import to_csv, value_rows
 from fedspd.paper.records import Records, given_settings, settings_of
 from fedspd.paper.table import PaperTable, make_table
 
@@ -90,6 +90,11 @@ def test_row_without_runs_and_numbers_of_the_paper_is_one_line(experiment, tmp_p
     ]
     assert lines[0][3:] == ["–", "–", "–", "not run"]
     assert len(value_rows(make_table(experiment, "paper", "text", Records(tmp_path)))) == 2
+
+
+def test_values_in_per_cent_have_no_digits_of_rounding(experiment, tmp_path):
+    records = records_of(experiment, {("A", "FedSPD"): [0.07]}, tmp_path)
+    assert ",7.0,,-83.0,lower" in to_csv(make_table(experiment, "paper", "text", records))
 
 
 def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):

@@ -70,7 +70,7 @@ def _describe(
         "name": experiment.name,
         "title": experiment.definition.title,
         "source": _places(experiment.definition.source),
-        "data": _distinct(config.data.name for config in configs),
+        "data": _distinct(name for config in configs for name in _datasets(config)),
         "clients": _distinct(config.clients for config in configs),
         "rounds": _distinct(config.rounds for config in configs),
         "methods": _distinct(config.method for config in configs),
@@ -95,8 +95,11 @@ def _describe_theory(hours: dict[ScaleName, float]) -> Json:
 
 
 def _absent(config: ExperimentConfig) -> list[str]:
-    names = [name for name in (config.data.name, config.data.second) if name is not None]
-    return [name for name in names if is_official(name) and not is_present(name)]
+    return [name for name in _datasets(config) if is_official(name) and not is_present(name)]
+
+
+def _datasets(config: ExperimentConfig) -> list[str]:
+    return [name for name in (config.data.name, config.data.second) if name is not None]
 
 
 def _places(source: str) -> str:

@@ -147,7 +147,7 @@ def scores_of(cell: Cell, records: Records, measure: str | None = None) -> dict[
     for config in cell.configs:
         record = records.of(config)
         if record is not None and record.get(shown.field) is not None:
-            found[config.seed] = shown.factor * float(record[shown.field])
+            found[config.seed] = round(shown.factor * float(record[shown.field]), 9)
     return found
 
 
