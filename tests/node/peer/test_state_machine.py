@@ -211,7 +211,8 @@ class Network(RuleBasedStateMachine):
             if not hasattr(self, "network"):
                 return
             self.heal()
-            self.cut_power(1.0)
+            self.cut_power(4.0)
+            self.cut_power(1.0)  # with some rounds that are committed, and more to come
             end, honest = self.loop.time() + END_SECONDS, [i for i in range(N) if f"n{i}" != LIAR]
             while not all(map(self._is_final, honest)):
                 assert self.loop.time() < end, [self.peers[i].protocol.current for i in honest]
