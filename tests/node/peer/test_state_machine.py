@@ -219,6 +219,7 @@ class Network(RuleBasedStateMachine):
                 for i in range(N):
                     self.restart(i)
                 self.pass_time(LONG_SECONDS)
+                self.the_witness_saw_no_problem()
             self.cut_power(0.1)
             self.the_witness_saw_no_problem()
         finally:
@@ -227,7 +228,7 @@ class Network(RuleBasedStateMachine):
     def _close(self) -> None:
         for task in self.tasks.values():
             task.cancel()
-        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(asyncio.sleep(0.1))
         for i in self.tasks:
             self.peers[i].journal.close()
         liveness.time = self.real_time
