@@ -211,13 +211,15 @@ class Network(RuleBasedStateMachine):
             if not hasattr(self, "network"):
                 return
             self.heal()
-            self.cut_power(1.0)
+            self.cut_power(4.0)
+            self.cut_power(1.0)  # with some rounds that are committed, and more to come
             end, honest = self.loop.time() + END_SECONDS, [i for i in range(N) if f"n{i}" != LIAR]
             while not all(map(self._is_final, honest)):
                 assert self.loop.time() < end, [self.peers[i].protocol.current for i in honest]
                 for i in range(N):
                     self.restart(i)
                 self.pass_time(LONG_SECONDS)
+                self.the_witness_saw_no_problem()
             self.cut_power(0.1)
             self.the_witness_saw_no_problem()
         finally:
@@ -226,7 +228,7 @@ class Network(RuleBasedStateMachine):
     def _close(self) -> None:
         for task in self.tasks.values():
             task.cancel()
-        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(asyncio.sleep(0.1))
         for i in self.tasks:
             self.peers[i].journal.close()
         liveness.time = self.real_time
