@@ -101,12 +101,18 @@ def test_neighbours_go_on_without_a_silent_client_which_goes_on_listening(server
     assert torch.allclose(found[0][2], own[0].mean(0), atol=1e-5)  # with its own
 
 
-def test_silent_client_wants_everything_where_its_wants_would_tell_of_its_examples():
-    plan = plan_of("fedspd-split", 1)
+def silent_after_round_1(method):
+    """Return an engine after round 1, whose client 2 is silent from now on."""
+    plan = plan_of(method, 1)
     engine = Simulator(plan)
     engine.begin()
     engine.round(1, path_graph())
     mute(plan, engine, 2)
+    return engine
+
+
+def test_silent_client_wants_everything_where_its_wants_would_tell_of_its_examples():
+    engine = silent_after_round_1("fedspd-split")
     announced = engine.block.start_round(2)
     assert (announced.cluster_CK[2] == -1).all()
     assert announced.note_C[2] == 0
@@ -115,11 +121,6 @@ def test_silent_client_wants_everything_where_its_wants_would_tell_of_its_exampl
 
 
 def test_silent_client_shares_nothing_with_newcomers():
-    plan = plan_of("fedavg", 1)
-    engine = Simulator(plan)
-    engine.begin()
-    engine.round(1, path_graph())
-    mute(plan, engine, 2)
-    shared = engine.share()
+    shared = silent_after_round_1("fedavg").share()
     assert shared.cluster_CK[:, 0].tolist() == [0, 0, -1, 0, 0]
     assert not shared.model_CKP[2].any()
