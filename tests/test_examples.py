@@ -217,7 +217,9 @@ def test_tutorial_runs_from_own_data_to_a_report(monkeypatch):
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
     compared = names["compared"]
-    assert [row["method"] for row in compared.rows()] == ["fedspd", "fedavg", "local"]
+    split, *others = compared.rows()
+    assert [row["method"] for row in (split, *others)] == ["fedspd-split", "fedavg", "local"]
+    assert all(split["accuracy"] > row["accuracy"] + 0.1 for row in others)
     assert (compared.folder / "report.html").exists()
     assert names["result"].summary["best_round"] >= 1
     shown = compared.figures()["accuracy-by-round"]  # the last cell

@@ -140,6 +140,7 @@ def test_sweep_has_a_row_for_every_point(tmp_path):
         TINY, {"training.lr": [0.1, 0.3]}, **OWN, methods="local", seeds=1, out=tmp_path / "s"
     )
     assert list(swept.to_pandas()["training.lr"]) == [0.1, 0.3]
+    assert not any(name.startswith("vs ") for name in swept.rows()[0])  # the reference did not run
     with pytest.raises(ConfigError, match="expected a list of values"):
         fedspd.sweep(TINY, {"training.lr": 0.1}, methods="local")
     with pytest.raises(ConfigError, match="expected a dict of lists"):

@@ -39,6 +39,8 @@ class ComparisonResult:
 
     def rows(self) -> list[Json]:
         """Return a dictionary for each method at each point; costs are means over its seeds."""
+        rows, reference = self.comparison.rows, f"vs {self.comparison.reference}"
+        has_reference = any(row.difference for row in rows)
         return [
             {
                 "method": row.name,
@@ -46,7 +48,7 @@ class ComparisonResult:
                 "seeds": len(row.seeds),
                 self.comparison.score.title: row.score.mean,
                 "± (95 %)": row.score.half,
-                f"vs {self.comparison.reference}": row.difference and row.difference.mean,
+                **({reference: row.difference and row.difference.mean} if has_reference else {}),
                 "worst 10 %": row.worst,
                 **{name: interval.mean for name, interval in row.metrics.items()},
                 "test loss": row.test_loss.mean,
@@ -54,7 +56,7 @@ class ComparisonResult:
                 "steps": row.steps,
                 "seconds": row.seconds,
             }
-            for row in self.comparison.rows
+            for row in rows
         ]
 
     def history(self) -> list[Json]:
