@@ -57,7 +57,8 @@ def table(records: Sequence[Tree]) -> list[str]:
         for (clients, examples), name in itertools.product(SIZES, WATCHED):
             place = {"world": world, "clients": clients, "examples": examples}
             found = [r[name] for r in records if place.items() <= r.items() and r["R2"]]
-            row.append(f"{min(found):.2f} to {max(found):.2f}" if found else "S = 1")
+            ends = f"{min(found):.2f} to {max(found):.2f}" if found else "S = 1"
+            row.append(ends.replace("-", "−"))
         lines.append(f"| {world} | {' | '.join(row)} |")
     purities = [f"{split_check.GATHERED:.2f}"] * len(SIZES)
     thresholds = itertools.chain(*zip(limits, purities, strict=True))
