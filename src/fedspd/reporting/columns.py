@@ -101,7 +101,8 @@ def _score_columns(score: Score, reference: str) -> list[Column]:
         Column(
             score.heading,
             f"test {score.title}: mean over clients, then over seeds, ± its 95 % confidence "
-            "interval (Student's t over seeds)",
+            "interval (Student's t over seeds; over two, it is 12.7 standard errors to each side "
+            "and says little)",
             lambda row: format_interval(row.score, score),
             lambda row: row.score.mean,
             _best(score),
