@@ -94,7 +94,7 @@ def test_lock_lets_one_process_write_at_a_time(run_folder):
     other.start()
     assert "is in use by another process: wait for it, or stop it." in answer.get()
     other.join()
-    worker = context.Process(target=signal.pause)  # a fork that outlives the lock
+    worker = context.Process(target=signal.pause, daemon=True)  # outlives the lock
     worker.start()
     run_folder.unlock()
     RunFolder(run_folder.folder).lock().unlock()
