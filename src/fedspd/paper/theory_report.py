@@ -161,7 +161,7 @@ def _bounds_in_words(series: Sequence[Json]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -262,10 +262,11 @@ def _draw_rounds_to_error(series: Sequence[Json]) -> Figure:
 def _draw_connectivity(series: Sequence[Json]) -> Figure | None:
     """Draw the rounds to the smallest error that is reached at every degree, over p."""
     figure = None
-    title = "Rounds to one error by consensus rate p"
+    title = "Rounds to the least error of all degrees by consensus rate p"
     degrees = {kind: {s["degree"] for s in series if s["kind"] == kind} for kind in KINDS}
     series = [s for s in series if len(degrees[s["kind"]]) > 1]
     for figure, axes, own in _kinds(series, title):  # noqa: B007
+        errors: list[str] = []
         for i, weights in enumerate(WEIGHTS):
             groups = _by_degree([s for s in own if s["weights"] == weights])
             rounds = [fewest_rounds(group) for _, group in groups]
@@ -273,8 +274,9 @@ def _draw_connectivity(series: Sequence[Json]) -> Figure | None:
             if common:
                 k = common[-1]
                 p = [group[0]["p"] for _, group in groups]
-                label = f"{weights}: error {ERRORS[k]:.0e}"
-                axes.plot(p, [r[k] or 0 for r in rounds], "o-", color=tint(i), label=label)
+                errors.append(f"{weights} {ERRORS[k]:.0e}")
+                axes.plot(p, [r[k] or 0 for r in rounds], "o-", color=tint(i), label=weights)
+        axes.set_title(f"{own[0]['kind']}\n{', '.join(errors)}", fontsize=8)
         axes.set(xlabel="p (Assumption 7, beta = 1)", ylabel="rounds")
     return figure
 
@@ -287,7 +289,7 @@ def table_rows(series: Sequence[Json]) -> list[list[str]]:
     rows = []
     for s in series:
         shares = [s["holds_1"], s["holds_1_descent"], s["holds_3"]]
-        held = ["–" if share is None else f"{100 * share:.0f} %" for share in shares]
+        held = ["–" if share is None else f"{100 * share:.3g} %" for share in shares]
         about = [s["kind"], s["weights"], f"{s['degree']:g}", f"{s['p']:.2f}", f"{s['rate']:g}"]
         rows.append([*about, f"{s['epsilon_N']:.2f}", *held])
     return rows
