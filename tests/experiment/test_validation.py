@@ -1,14 +1,19 @@
 """Validation examples, the best round, early stopping, and runs that get more rounds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import fedspd
 from fedspd.cli.main import execute
+from fedspd.config import validate
 from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.keys import Key
+from fedspd.engines.simulator import Simulator
+from fedspd.experiment.build import build_experiment
 from fedspd.experiment.callbacks import Callback, StopRun
 from fedspd.experiment.validation import split_validation
 from fedspd.runtime.block_runner import BlockRunner
@@ -67,6 +72,17 @@ def test_best_round_does_not_depend_on_workers_nor_interruptions(tmp_path, worke
     resumed = fedspd.run(out=tmp_path / "run", resume=True)
     for name in ("hash", "best_round", "validation"):
         assert resumed.summary[name] == whole.summary[name]
+
+
+def test_validation_loss_of_a_diverged_client_is_infinite_so_that_its_round_is_never_best():
+    engine = Simulator(build_experiment(validate(SPLIT | {"method": "fedavg"})).plan)
+    engine.begin()
+    runner = engine.block
+    model_CP = runner.state.model_CP.clone()
+    model_CP[1] = torch.nan
+    runner.state = replace(runner.state, model_CP=model_CP)
+    loss_C = engine.measure().validation_C["loss"]
+    assert np.isinf(loss_C).tolist() == [c == 1 for c in range(len(loss_C))]
 
 
 def test_run_stops_when_the_validation_loss_has_not_improved(monkeypatch):
