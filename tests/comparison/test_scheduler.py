@@ -14,6 +14,7 @@ from fedspd.comparison.scheduler import run_all
 from fedspd.config import load
 from fedspd.core.errors import FedspdError, StorageError, WorkerError
 from fedspd.experiment import runner
+from fedspd.experiment.sharing import rounds_key
 from fedspd.storage.run_folder import RunFolder
 
 METHODS = ("fedspd", "fedavg", "local")
@@ -252,6 +253,14 @@ def test_finished_run_lends_its_rounds_to_a_later_comparison(tmp_path, event_log
     assert hashes(folder)[jobs[1].name] == runner.run(jobs[1].config).summary["hash"]
 
 
+def test_only_runs_without_privacy_have_rounds_to_share():
+    one, other = (tiny("method=fedavg", f"fedavg.finetune={n}") for n in (1, 0))
+    assert rounds_key(one) == rounds_key(other) is not None
+    assert rounds_key(tiny("method=fedavg", "rounds=7")) != rounds_key(other)
+    assert rounds_key(tiny("method=fedavg", "privacy.epsilon=8")) is None
+
+
+@pytest.mark.long
 def test_private_runs_share_no_rounds(tmp_path, event_log):
     jobs = list_jobs(tiny("privacy.epsilon=8"), ["fedavg"], 1, {"fedavg.finetune": [0, 1]})
     run_all(jobs, tmp_path / "c", 1, [event_log])

@@ -105,6 +105,7 @@ def test_series_converge_near_the_optima_without_wrong_examples():
     assert np.isfinite([v for v in series["bound_1"] if v is not None]).all()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_report_has_every_series_in_five_formats(tmp_path):
     series = theory_report.read_series(RECORDS, "small")[:8]
     folder = theory_report.write_theory(tmp_path, "small", series)
