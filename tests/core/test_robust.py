@@ -103,8 +103,9 @@ def test_clipping_without_an_own_model_starts_from_the_median():
 
 
 def test_clipping_ignores_values_that_are_not_numbers():
-    """As if it were the client's own: (10 + 10 + 12) / 3."""
+    """As if it were the client's own: (10 + 10 + 12) / 3, even if most values are such."""
     assert clipped(column(10, torch.nan, 12), own(0, 3)).item() == pytest.approx(32 / 3)
+    assert clipped(column(10, torch.nan, 12, torch.nan), own(0, 4)).item() == 10.5
 
 
 @pytest.mark.parametrize("rule", sorted(ROBUST))
