@@ -292,8 +292,9 @@ def test_received_omits_unwanted_and_missing_models():
 
 
 def test_newcomer_receives_every_cluster():
+    """Also one that no client wants."""
     graph = Graph.from_edges(3, [(0, 2), (1, 2)])
-    offers = everyone_offers([0, 1], torch.ones(2, 1))
+    offers = replace(everyone_offers([0, 1], torch.ones(2, 1)), want_CM=torch.zeros(2, 1))
     assert [
         other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).received(0)
     ] == [0, 1]
