@@ -48,6 +48,17 @@ class Tied(nn.Module):
         return self.decoder(torch.relu(self.encoder(x)))
 
 
+class Sequence(nn.Module):
+    """A head on every position of a sequence; the output is their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).mean(1)
+
+
 class Counting(nn.Module):
     """An integer buffer, a boolean one, and one that every forward pass replaces."""
 
@@ -165,3 +176,9 @@ def test_draw_does_not_depend_on_earlier_training():
     learner.module.train()
     learner.module(torch.randn(5, 3, 8, 8))
     assert torch.equal(learner.draw(Key(1)), drawn_P)
+
+
+def test_features_of_a_sequence_are_the_mean_over_its_positions():
+    learner = Learner(Sequence)
+    x = torch.tensor([[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [4.0, 2.0]]])
+    assert learner.features(learner.draw(Key(1)), x).tolist() == [[2.0, 4.0], [2.0, 1.0]]
