@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspd.core.exchange import Exchange, Neighbourhood, mixing_matrix
@@ -126,7 +126,6 @@ def test_mean_leaves_silent_clients_out(seed, n, clusters, rule):
     st.sampled_from([torch.float32, torch.float64]),
     st.sampled_from([1, 5, 300]),
 )
-@settings(max_examples=150)
 def test_mean_has_the_same_bits_for_any_partition_into_blocks(seed, n, clusters, rule, dtype, P):
     rng = np.random.default_rng(seed)
     graph, offers = random_graph(rng, n, rule), random_offers(rng, n, clusters, 1, 2, P)
