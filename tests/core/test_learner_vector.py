@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
@@ -182,3 +183,15 @@ def test_features_of_a_sequence_are_the_mean_over_its_positions():
     learner = Learner(Sequence)
     x = torch.tensor([[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [4.0, 2.0]]])
     assert learner.features(learner.draw(Key(1)), x).tolist() == [[2.0, 4.0], [2.0, 1.0]]
+
+
+@pytest.mark.parametrize("change", ["frozen", "tied"])
+def test_head_whose_parameters_do_not_stand_together_has_no_cut(change):
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    if change == "frozen":
+        for layer in module:  # the biases stand together behind both weights
+            layer.bias.requires_grad_(False)
+    else:
+        module[1].weight = module[0].weight
+    with pytest.raises(ConfigError, match="are tied to another layer or partly frozen"):
+        _ = Learner(lambda: module).cut
