@@ -66,25 +66,6 @@ class _Columns:
     client: list[str] = field(default_factory=list)
 
 
-def from_arrays(
-    x_train: Any,
-    y_train: Any,
-    x_test: Any = None,
-    y_test: Any = None,
-    *,
-    name: str = "custom",
-    reading: Reading | None = None,
-) -> Source:
-    """Return a source of arrays, tensors, lists or sparse matrices."""
-    if (x_test is None) != (y_test is None):
-        raise DataError(
-            f"'{name}': only one of x_test and y_test; expected both, or neither for a split of "
-            "the training part."
-        )
-    test = None if x_test is None else RawPart(x_test, y_test)
-    return from_parts(RawPart(x_train, y_train), test, name, reading)
-
-
 def from_parts(
     train: RawPart,
     test: RawPart | None = None,

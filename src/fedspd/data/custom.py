@@ -14,12 +14,12 @@ import torch
 
 from fedspd.core.errors import DataError, nearest
 from fedspd.core.imports import FROM_PYTHON, load_object
-from fedspd.data.arrays import RawPart, Reading, from_arrays, from_clients, from_parts
+from fedspd.data.arrays import RawPart, Reading, from_clients, from_parts
 from fedspd.data.files import FILE_SUFFIXES, from_file, from_folder, load_inputs
 from fedspd.data.objects import count_partitions, dataset_parts, is_dataset, is_table
 from fedspd.data.sources import DATASETS, Source, is_official, load_dataset
 
-__all__ = ["Reading", "from_arrays", "load_inputs", "load_source"]
+__all__ = ["Reading", "load_inputs", "load_source"]
 
 FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 FORMS = (
