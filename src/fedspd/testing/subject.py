@@ -112,9 +112,9 @@ def run_rounds(engine: Any, graph: Graph, first: int, last: int) -> Any:
     return engine
 
 
-def path_graph(n: int = 5) -> Graph:
-    """Return the path 0 - 1 - ... - n-1."""
-    return Graph.from_edges(n, [(i, i + 1) for i in range(n - 1)])
+def path_graph() -> Graph:
+    """Return the path of all clients: 0 - 1 - 2 - 3 - 4."""
+    return Graph.from_edges(5, [(i, i + 1) for i in range(4)])
 
 
 def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:
