@@ -212,7 +212,7 @@ class Alone(FedAvg):
         (
             Averaging,
             checks.check_engines_agree,
-            "Averaging: the result with workers = 2 differs at clients 0, 1, 2, 3, 4; ",
+            "Averaging: the result with workers = 3 differs at clients 0, 1, 2, 3, 4; ",
         ),
         (
             Scalar,
