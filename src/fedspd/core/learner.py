@@ -252,7 +252,7 @@ class Learner(FlatModule):
         """Return share_CS, the mean over each client's examples of shares that sum to 1.
 
         before_CS is what a mechanism may return that cannot afford a new mean. A single share is 1
-        whatever the examples are, so that it costs nothing.
+        for any examples, so that it costs nothing.
         """
         if self.mechanism is not None and share_CSE.shape[1] > 1:
             return self.mechanism.mean_shares(self, share_CSE, before_CS, data, key)

@@ -63,7 +63,7 @@ def clipped(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
 
 
 def _sum(model_RHP: Tensor) -> Tensor:
-    """Return the sum in the order of the senders, whatever the shape."""
+    """Return the sum in the order of the senders, for every shape."""
     total_RP = model_RHP[:, 0].clone()
     for h in range(1, model_RHP.shape[1]):
         total_RP += model_RHP[:, h]

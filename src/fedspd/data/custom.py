@@ -1,4 +1,4 @@
-"""Custom data as a Source, whatever the user passes: files, folders, functions and objects.
+"""Custom data of every form as a Source: files, folders, functions and objects.
 
 Data with clients of their own stay with these; all others are partitioned among the clients.
 """
