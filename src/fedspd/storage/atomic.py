@@ -46,6 +46,15 @@ def seal(content: Json) -> str:
     return json.dumps({**content, "sha256": digest}, indent=1)
 
 
+def flatten(tree: Json, prefix: str = "") -> Json:
+    """Return the values of a tree of tables by dotted key."""
+    flat: Json = {}
+    for key, value in tree.items():
+        is_table = isinstance(value, dict)
+        flat |= flatten(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
+    return flat
+
+
 # ---- files
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.imports import installed_code_only
 from fedspd.experiment.build import build_budget
+from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.host.plan import build_plan
 from fedspd.node.host.status import StatusServer, node_status
@@ -55,8 +57,7 @@ def run(
         insecure_plaintext=insecure_plaintext,
         address=check_address(listen) if listen else None,
     )
-    journal = _open_journal(bundle.journal_folder(state), bundle)
-    try:
+    with interrupts() as stop, closing(_open_journal(bundle, state)) as journal:
         if transport.tls:
             transport.tls.remember_revocations(journal.run_folder.folder / "revocations")
         context = _build_context(bundle, transport)
@@ -67,13 +68,12 @@ def run(
         server = StatusServer(
             lambda: node_status(peer, transport), journal.run_folder.folder, status_port
         )
-        asyncio.run(_serve(peer, server))
-    finally:
-        journal.close()
+        asyncio.run(_serve(peer, server, stop))
 
 
-async def _serve(peer: Peer, server: StatusServer) -> None:
+async def _serve(peer: Peer, server: StatusServer, stop: Interrupts) -> None:
     _leave_on_signals(peer)
+    stop.check()  # from here on, a signal asks the peer to leave
     await server.start()
     try:
         await peer.run()
@@ -142,7 +142,8 @@ def _build_context(bundle: Bundle, transport: GrpcTransport) -> NodeContext:
     )
 
 
-def _open_journal(folder: Path, bundle: Bundle) -> Journal:
+def _open_journal(bundle: Bundle, state: Path | None) -> Journal:
+    folder = bundle.journal_folder(state)
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not _is_journal(folder):
         raise StorageError(
