@@ -31,6 +31,7 @@ from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDete
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.sanity import MAX_EXAMPLES_RATIO, find_excess
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
+from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS
 from fedspd.runtime.block_runner import BlockRunner
 
 log = logging.getLogger("fedspd.node")
@@ -69,6 +70,7 @@ class ExchangeProtocol:
         self.current = ExchangeId(0, 0)
         self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
         self._logged_errors: dict[str, str] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}  # by neighbour and event
         self._give_up_at = float("inf")  # time at which a leaving node ends its exchange
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -130,7 +132,7 @@ class ExchangeProtocol:
         """Answer a heartbeat."""
         self._add_unknown(sender)
         known = self.detector.neighbours[sender].round
-        if hello.round < known:
+        if hello.round < known and self._may_log(sender, "back"):
             log.info("neighbour went back: node=%s from=%d to=%d", sender, known, hello.round)
         self._record_message(sender, hello.round)
         return self._build_hello()
@@ -255,7 +257,9 @@ class ExchangeProtocol:
             problem = f"offers a newcomer the clusters {list(offer.clusters)}"
             self._record_error(name, MalformedError(f"{problem}; expected {list(clusters)}."))
             return None
-        if offer is not None and self._refuses(name, blank.model_CKP[0], offer, blank.is_model):
+        if offer is not None and self._refuses(
+            name, blank.model_CKP[0], offer, has_parameters=False
+        ):
             return None
         return offer
 
@@ -300,15 +304,17 @@ class ExchangeProtocol:
             offer = await self._retry(
                 name, lambda: self.transport.fetch(name, request, self.timeouts.max_deadline)
             )
-        if offer is None or self._refuses(name, self.runner.own_models, offer, exchange.is_model):
+        if offer is None or self._refuses(
+            name, self.runner.own_models, offer, exchange.has_parameters
+        ):
             return None
         client = self.detector.neighbours[name].client
         announcement = self._limit_weights(announcement)
         return Received(Answer(client, announcement, offer), self.clock() - started)
 
-    def _refuses(self, name: str, own_KP: Tensor, offer: Offer, is_model: bool) -> bool:
+    def _refuses(self, name: str, own_KP: Tensor, offer: Offer, has_parameters: bool) -> bool:
         """Return whether a neighbour's vectors are far beyond one's own, and say so."""
-        excess = find_excess(own_KP, offer.model_KP, is_model)
+        excess = find_excess(own_KP, offer.model_KP, has_parameters)
         if excess is None:
             return False
         self.refused[name] += 1
@@ -384,13 +390,22 @@ class ExchangeProtocol:
     def _record_error(self, name: str, error: TransportError) -> None:
         """Keep an error for the status, and log it once unless the neighbour is just down."""
         is_known = self._logged_errors.get(name) == str(error)
-        if not is_known and not isinstance(error, UnreachableError):
+        is_down = isinstance(error, UnreachableError)
+        if not is_known and not is_down and self._may_log(name, "error"):
             self._logged_errors[name] = str(error)
             log.warning('call failed: node=%s error="%s"', name, error)
         self.last_errors[name] = str(error)
         if isinstance(error, RefusedError):
             self.detector.record_refused(name)
             self._notify()
+
+    def _may_log(self, name: str, event: str) -> bool:
+        """Return whether a neighbour's event may be logged: it can cause any number of them."""
+        now, last = self.clock(), self._logged_at.get((name, event))
+        if last is not None and now - last < LOG_INTERVAL_SECONDS:
+            return False
+        self._logged_at[name, event] = now
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
         """Start a task whose end is a change that `wait_until` looks at."""
