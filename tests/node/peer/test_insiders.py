@@ -19,8 +19,10 @@ from fedspd.config import validate
 from fedspd.core.errors import NodeError, RejectedError, StorageError, UnreachableError
 from fedspd.core.graph import Graph
 from fedspd.experiment.build import build_experiment
+from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
+from fedspd.node.peer.protocol import REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND
 from fedspd.node.peer.sanity import own_loss
 from fedspd.node.wire.base import RpcMethod
 from fedspd.node.wire.memory import NetworkConditions, ideal_conditions
@@ -28,6 +30,7 @@ from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Reque
 from fedspd.storage import run_folder
 from fedspd.testing.peers import open_peers, run_together
 
+COMPLETE = Graph.complete(4)
 TIMEOUTS = Timeouts(
     start=60, min_deadline=2, max_deadline=20, heartbeat_interval=0.05, down_after=20, linger=0.2
 )
@@ -135,6 +138,31 @@ def test_link_that_works_one_way_delays_nobody(tmp_path: Path) -> None:
             assert committed(peer) == [1, 2, 3, 4, 5, 6]
 
 
+def test_neighbour_gets_the_same_models_again_only_now_and_then(tmp_path: Path) -> None:
+    """Each answer costs bytes and time; an honest neighbour repeats a call that failed."""
+    with peers_of({}, COMPLETE, tmp_path) as peers:
+        protocol = peers[0].protocol
+        protocol.runner.begin()
+        protocol.runner.start_round(1)
+        exchange, size = protocol.runner.exchange, protocol.runner.plan.learner.size
+        protocol.offers |= {ExchangeId(1, 0): exchange, ExchangeId(1, 1): exchange}
+
+        def fetch(name: str, number: int, times: int) -> int:
+            served = 0
+            for _ in range(times):
+                with suppress(RejectedError):
+                    served += len(
+                        protocol.handle_request(name, Request(1, number, (0,), size)).clusters
+                    )
+            return served
+
+        assert fetch("n1", 0, 100) == 1 + REPEATED_FETCHES
+        assert fetch("n1", 1, 100) == 1  # the next models are given at once
+        assert fetch("n2", 0, 1) == 1
+        protocol.clock.seconds += 2.0
+        assert fetch("n1", 0, 100) == 2 * REPEATED_FETCHES_PER_SECOND
+
+
 # ---- the log
 
 
@@ -159,9 +187,6 @@ def test_neighbour_that_goes_back_again_and_again_fills_no_log(
 
 
 # ---- models
-
-
-COMPLETE = Graph.complete(4)
 
 
 @pytest.mark.parametrize("factor", [3e38, -1e4])

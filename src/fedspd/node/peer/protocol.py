@@ -30,6 +30,7 @@ from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.sanity import MAX_EXAMPLES_RATIO, find_excess
+from fedspd.node.wire.frames import TokenBucket
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
 from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS
 from fedspd.runtime.block_runner import BlockRunner
@@ -38,6 +39,7 @@ log = logging.getLogger("fedspd.node")
 Value = TypeVar("Value")
 
 OFFERED_ROUNDS = 3  # rounds whose models a neighbour that is behind may still fetch
+REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND = 20, 2  # of the same models, by a neighbour
 OFFERED_EXCHANGES = 16  # at most, among them: a round may have a hundred
 CALL_SECONDS = 5.0  # timeout of a call of a few bytes
 BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)  # before a failed call is repeated
@@ -66,6 +68,8 @@ class ExchangeProtocol:
         self.privacy: NodePrivacy | None = None
         self.inbox = Inbox()
         self.offers: dict[ExchangeId, Exchange] = {}
+        self._given: set[tuple[ExchangeId, str]] = set()  # the neighbours that fetched models
+        self._repeats: dict[str, TokenBucket] = {}  # by neighbour
         self.refused: Counter[str] = Counter()  # models out of bounds, by neighbour
         self.current = ExchangeId(0, 0)
         self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
@@ -93,6 +97,7 @@ class ExchangeProtocol:
         self.inbox.discard(to)
         oldest = to.round - OFFERED_ROUNDS
         self.offers = {when: offer for when, offer in self.offers.items() if when.round > oldest}
+        self._given = {one for one in self._given if one[0] in self.offers or one[0].round == 0}
 
     def leave(self) -> None:
         """End the exchange in progress after a grace period at the latest."""
@@ -152,16 +157,31 @@ class ExchangeProtocol:
         if request.exchange == JOINING:
             if self.detector.neighbours[sender].client < self.context.clients:
                 raise RejectedError("only a node that was added later may ask for all models.")
+            self._limit_repeats(sender, ExchangeId(0, JOINING))
             return self._offer_to_newcomer(sender, request)
-        exchange = self.offers.get(ExchangeId(request.round, request.exchange))
+        exchange_id = ExchangeId(request.round, request.exchange)
+        exchange = self.offers.get(exchange_id)
         if exchange is None:
             raise RejectedError(
                 f"nothing is on offer here for round {request.round}; "
                 f"this node is in round {self.current.round}."
             )
+        self._limit_repeats(sender, exchange_id)
         if self.privacy is not None:
             self.privacy.record_receiver(sender)
         return select_models(exchange.cluster_CK[0].tolist(), exchange.model_CKP[0], request)
+
+    def _limit_repeats(self, sender: str, exchange_id: ExchangeId) -> None:
+        """Reject a neighbour that fetches the same models again and again."""
+        if (exchange_id, sender) in self._given:
+            size, rate = REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND
+            bucket = self._repeats.setdefault(sender, TokenBucket(size, rate, self.clock))
+            if bucket.is_empty():
+                raise RejectedError(
+                    f"'{sender}' has fetched these models already; try again later."
+                )
+            bucket.take(1)
+        self._given.add((exchange_id, sender))
 
     def handle_mute(self, neighbour: str) -> None:
         """Stop waiting for a neighbour that the transport has muted."""
