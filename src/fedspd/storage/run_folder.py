@@ -93,6 +93,18 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
+    def is_locked(self) -> bool:
+        """Return whether a process uses this folder now."""
+        lock = Lock(self.folder / ".lock")
+        try:
+            lock.acquire("", timeout_seconds=0)
+        except StorageError:
+            return True
+        except OSError:  # no lock, or not for this user
+            return False
+        lock.release()
+        return False
+
     # ---- documents
 
     def begin(self, about: Json) -> None:

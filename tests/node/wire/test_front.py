@@ -256,6 +256,21 @@ def test_call_that_bypasses_the_front_is_rejected(secure):
     run(work())
 
 
+def test_call_that_comes_after_its_connection_is_not_counted_as_a_stranger(secure):
+    """gRPC may hand it over late; an alert on rejections would wake the operator for nothing."""
+
+    async def work():
+        async with secure.running("a", "b") as (a, b):
+            await b.hello("a", secure.hello(), TIMEOUT)
+            (label,) = a._front._callers
+            a._front._callers[label].abort()
+            with pytest.raises(UnreachableError, match="has ended"):
+                a._front.identify(f"unix:/folder/{label}")
+            assert a.rejected == {}
+
+    run(work())
+
+
 @pytest.mark.parametrize("is_brief", [False, True])
 def test_second_process_of_a_bundle_is_shut_out(secure, monkeypatch, caplog, tools, is_brief):
     """A brief one closes its connection again before the first process calls."""

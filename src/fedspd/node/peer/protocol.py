@@ -7,6 +7,7 @@ have answered, or at the deadline.
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -75,6 +76,7 @@ class ExchangeProtocol:
         self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
         self._logged_errors: dict[str, str] = {}
         self._logged_at: dict[tuple[str, str], float] = {}  # by neighbour and event
+        self._logged_up: set[str] = set()  # neighbours that are up, by the log
         self._give_up_at = float("inf")  # time at which a leaving node ends its exchange
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -385,6 +387,7 @@ class ExchangeProtocol:
     async def _send_heartbeats(self) -> None:
         while True:
             for name in self.detector.neighbours:
+                self._log_liveness(name)
                 if self.detector.is_heartbeat_due(name):
                     self._spawn(self._send_heartbeat(name))
             await asyncio.sleep(self.timeouts.heartbeat_interval)
@@ -395,6 +398,17 @@ class ExchangeProtocol:
             self._record_success(name, answer.round)
         except TransportError as error:
             self._record_error(name, error)
+
+    def _log_liveness(self, name: str) -> None:
+        """Log a neighbour that went up or down since the last heartbeat."""
+        is_up, round = self.detector.is_alive(name), self.detector.neighbours[name].round
+        if is_up and name not in self._logged_up:
+            self._logged_up.add(name)
+            log.info("neighbour up: node=%s round=%d", name, round)
+        elif not is_up and name in self._logged_up:
+            self._logged_up.discard(name)
+            error = self.last_errors.get(name, "it is silent.")
+            log.warning('neighbour down: node=%s round=%d error="%s"', name, round, error)
 
     async def _keep_clock(self) -> None:
         """Read the clock often enough that it misses no time while the node trains or waits."""
@@ -409,10 +423,11 @@ class ExchangeProtocol:
 
     def _record_error(self, name: str, error: TransportError) -> None:
         """Keep an error for the status, and log it once unless the neighbour is just down."""
-        is_known = self._logged_errors.get(name) == str(error)
+        kind = re.sub(r"\d+", "", str(error))  # a node that catches up is told many rounds
+        is_known = self._logged_errors.get(name) == kind
         is_down = isinstance(error, UnreachableError)
         if not is_known and not is_down and self._may_log(name, "error"):
-            self._logged_errors[name] = str(error)
+            self._logged_errors[name] = kind
             log.warning('call failed: node=%s error="%s"', name, error)
         self.last_errors[name] = str(error)
         if isinstance(error, RefusedError):
