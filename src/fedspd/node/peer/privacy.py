@@ -111,8 +111,11 @@ class NodePrivacy(Accounts):
         whole = self._secret + self._context + name.encode()
         self.mechanism.source.secret = hashlib.sha256(whole).digest()
 
-    def _write(self) -> None:
-        self.journal.run_folder.write(LEDGER, self.ledger)
+    def _change(self, **fields: object) -> None:
+        """Change fields of the ledger, first on the disk: what a full one refused is not known."""
+        changed = {**self.ledger, **fields}
+        self.journal.run_folder.write(LEDGER, changed)
+        self.ledger = changed
 
     # ---- a round
 
@@ -144,16 +147,13 @@ class NodePrivacy(Accounts):
             if name in {entry["id"] for entry in entries}:
                 return
             spent = [list(release) for release in releases]
-            entries.append({"id": name, "round": self._round, "spent": spent})
-            is_beyond = self.limit is not None and not self.limit.permits(
-                self._releases(len(entries))
-            )
-            if is_beyond and not self.ledger["silent"]:
-                self.ledger["silent"] = True
+            entries = [*entries, {"id": name, "round": self._round, "spent": spent}]
+            was_silent, every = self.ledger["silent"], _releases(entries)
+            is_silent = was_silent or (self.limit is not None and not self.limit.permits(every))
+            sendable = self.ledger["sendable"] if is_silent else len(entries)
+            self._change(releases=entries, silent=is_silent, sendable=sendable)
+            if is_silent and not was_silent:
                 self._warn()
-            if not self.ledger["silent"]:
-                self.ledger["sendable"] = len(entries)
-            self._write()
 
     def _warn(self) -> None:
         assert self.limit is not None
@@ -183,8 +183,8 @@ class NodePrivacy(Accounts):
         with self._lock:
             known = self.ledger["received"].get(neighbour, 0)
             if known < self.ledger["sendable"]:
-                self.ledger["received"][neighbour] = self.ledger["sendable"]
-                self._write()
+                received = {**self.ledger["received"], neighbour: self.ledger["sendable"]}
+                self._change(received=received)
 
     def record_announcement(self, neighbour: str) -> None:
         """Write that a neighbour is told something, unless it follows from public things alone."""
@@ -202,11 +202,7 @@ class NodePrivacy(Accounts):
 
     def epsilon(self, known: int) -> float:
         """Return the epsilon of the first payments."""
-        return epsilon(self._releases(known), self.budget.options.delta)
-
-    def _releases(self, known: int) -> list[Release]:
-        paid = self.ledger["releases"][:known]
-        return [Release(*release) for entry in paid for release in entry["spent"]]
+        return epsilon(_releases(self.ledger["releases"][:known]), self.budget.options.delta)
 
     def report(self) -> Json:
         """Return the node's epsilon against all neighbours together, and against each."""
@@ -229,6 +225,10 @@ def read_ledger(folder: RunFolder) -> Json:
             "it, or it is damaged. Restore it from a copy, or create the network again."
         )
     return ledger
+
+
+def _releases(entries: Sequence[Json]) -> list[Release]:
+    return [Release(*release) for entry in entries for release in entry["spent"]]
 
 
 def _write_secret(path: Path) -> None:
