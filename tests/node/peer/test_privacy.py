@@ -301,13 +301,21 @@ def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
 def test_ledger_of_an_older_version_is_refused_in_a_sentence(tmp_path):
     Node(tmp_path).run()
     path = tmp_path / "state" / "privacy.json"
-    ledger = json.loads(path.read_text())
-    del ledger["delta"]
-    path.write_text(json.dumps(ledger))
-    with pytest.raises(StorageError, match=r"privacy.json': it has no 'delta'"):
-        Node(tmp_path)
-    with pytest.raises(StorageError, match=r"privacy.json': it has no 'delta'"):
-        show([str(tmp_path / "state")], as_json=True)
+    whole, journal = json.loads(path.read_text()), Journal(tmp_path / "state", OWNER)
+    for field, value, problem in (
+        ("delta", None, "it has no 'delta'"),
+        ("releases", [{"round": 1, "cost": 2.0}], "an entry is not complete"),
+        ("received", ["n1"], "an entry is not complete"),
+    ):
+        ledger = whole | {field: value}
+        if value is None:
+            del ledger[field]
+        path.write_text(json.dumps(ledger))
+        with pytest.raises(StorageError, match=rf"privacy.json': {problem}"):
+            NodePrivacy(journal, runner_of(), budget_of())
+        with pytest.raises(StorageError, match=rf"privacy.json': {problem}"):
+            show([str(tmp_path / "state")], as_json=True)
+    journal.close()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"a" * 32])

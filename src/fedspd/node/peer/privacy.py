@@ -148,7 +148,7 @@ class NodePrivacy(Accounts):
                 return
             spent = [list(release) for release in releases]
             entries = [*entries, {"id": name, "round": self._round, "spent": spent}]
-            was_silent, every = self.ledger["silent"], _releases(entries)
+            was_silent, every = self.ledger["silent"], releases_of(entries)
             is_silent = was_silent or (self.limit is not None and not self.limit.permits(every))
             sendable = self.ledger["sendable"] if is_silent else len(entries)
             self._change(releases=entries, silent=is_silent, sendable=sendable)
@@ -202,7 +202,7 @@ class NodePrivacy(Accounts):
 
     def epsilon(self, known: int) -> float:
         """Return the epsilon of the first payments."""
-        return epsilon(_releases(self.ledger["releases"][:known]), self.budget.options.delta)
+        return epsilon(releases_of(self.ledger["releases"][:known]), self.budget.options.delta)
 
     def report(self) -> Json:
         """Return the node's epsilon against all neighbours together, and against each."""
@@ -219,15 +219,23 @@ class NodePrivacy(Accounts):
 def read_ledger(folder: RunFolder) -> Json:
     """Return the ledger of a journal; refuse one that lacks a part."""
     ledger = folder.read(LEDGER)
-    if missing := [name for name in LEDGER_FIELDS if name not in ledger]:
+    missing = [name for name in LEDGER_FIELDS if name not in ledger]
+    try:
+        problem = f"it has no '{missing[0]}'" if missing else ""
+        releases_of(ledger["releases"])
+        max(ledger["received"].values(), default=0) + ledger["sendable"] + float(ledger["delta"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = problem or f"an entry is not complete ({error!r})"
+    if problem:
         raise StorageError(
-            f"'{folder.folder / LEDGER}': it has no '{missing[0]}'; an older version has written "
-            "it, or it is damaged. Restore it from a copy, or create the network again."
+            f"'{folder.folder / LEDGER}': {problem}; an older version has written it, or it is "
+            "damaged. Restore it from a copy, or create the network again."
         )
     return ledger
 
 
-def _releases(entries: Sequence[Json]) -> list[Release]:
+def releases_of(entries: Sequence[Json]) -> list[Release]:
+    """Return the releases of payments in a node's ledger."""
     return [Release(*release) for entry in entries for release in entry["spent"]]
 
 
