@@ -30,7 +30,8 @@ State = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Train on this .npz file; default: the examples that a simulation assigns to the node."
+        help="Train on this .npz, .csv or .parquet file; default: the examples that a simulation "
+        "assigns to the node."
     ),
 ]
 Listen = Annotated[

@@ -118,7 +118,7 @@ def _is_disk_full(error: Exception) -> bool:
 
 
 def _next_step(folder: Path) -> str:
-    """Return how a person continues with what the folder holds: a run, or a node's journal."""
+    """Return how a person continues with what the folder holds: a run, a journal, or neither."""
     if not (folder / "run.json").exists():
-        return "start the run again"
+        return "try again"
     return "start the node again" if "node" in read_json(folder / "run.json") else "resume the run"

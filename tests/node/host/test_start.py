@@ -1,5 +1,6 @@
 """The way from a bundle to a running peer, and the reasons to refuse one."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -139,6 +140,10 @@ WRONG_DATA = {
         {"x": PIXELS, "y": np.arange(20) % 12},
         "data of 12 classes; expected 10 classes",
     ),
+    "not finite": (
+        {"x": PIXELS + np.inf, "y": LABELS},
+        "example 0 is not finite",
+    ),
     "regression": (
         {"x": PIXELS, "y": np.linspace(0, 1, 20)},
         "data of a regression; expected 10 classes",
@@ -154,8 +159,9 @@ WRONG_DATA = {
 def test_node_refuses_data_that_do_not_fit(
     plant: Path, tmp_path: Path, arrays: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(DataError, match=sentence):
-        run(plant / "nodes/a", data=write_data(tmp_path, **arrays))
+    data = write_data(tmp_path, **arrays)
+    with pytest.raises(DataError, match=rf"^--data {re.escape(data)}: .*{sentence}"):
+        run(plant / "nodes/a", data=data)
 
 
 def test_node_does_not_train_on_data_of_another_shape_than_its_network(tmp_path: Path) -> None:
