@@ -94,7 +94,7 @@ NOT_FINITE[4, 1] = np.nan
         ((np.array([["a"]] * 10), Y), "x_train: strings, such as 'a'; expected numbers"),
         ((X, Y, X[:, :2], Y), r"x_test: examples of shape \(2,\) .*; expected \(4,\)"),
         ((X, Y, X.astype(np.float64), Y), "x_test: .* float64; expected .* float32"),
-        ((X, Y, X), "a value of type tuple; expected"),
+        ((X, Y, X), r"a value of type tuple \(ndarray, ndarray, ndarray\); expected"),
     ],
 )
 def test_impossible_arrays_are_rejected(arrays, message):
