@@ -1,7 +1,9 @@
 """Insiders against honest peers, over the in-memory transport."""
 
 import asyncio
+import itertools
 import os
+import random
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +25,7 @@ from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.peer.protocol import REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND
-from fedspd.node.peer.sanity import own_loss
+from fedspd.node.peer.sanity import is_finite, own_loss
 from fedspd.node.wire.base import RpcMethod
 from fedspd.node.wire.memory import NetworkConditions, ideal_conditions
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request
@@ -136,6 +138,76 @@ def test_link_that_works_one_way_delays_nobody(tmp_path: Path) -> None:
         assert time.monotonic() - started < brief.min_deadline
         for peer in peers:
             assert committed(peer) == [1, 2, 3, 4, 5, 6]
+
+
+class SaysAnything(Lie):
+    """Says anything that its neighbours can decode, and some of what they cannot."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.random = rounds, random.Random(0)
+        self.announced: list[Announcement] = []
+
+    def hello(self, truth: Hello) -> Hello:
+        return replace(truth, round=self.random.randint(0, self.rounds + 1))
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        choose = self.random.choice
+        self.announced.append(truth)
+        if self.random.random() < 0.2:
+            return choose(self.announced)
+        ids = {
+            "round": min(truth.round + choose([0, 0, 1]), self.rounds),
+            "exchange": choose([0, 1]),
+        }
+        return replace(
+            truth,
+            **ids if self.random.random() < 0.2 else {},
+            degree=choose([truth.degree, 0, 2**31 - 1]),
+            note=choose([truth.note, 0, -(2**63), 2**63 - 1, self.random.randint(0, 2**55)]),
+            weights=tuple(choose([weight, 0.0, 1e-300, 1e308]) for weight in truth.weights),
+            clusters=tuple(choose([cluster, -1]) for cluster in truth.clusters),
+        )
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        model_KP = self.random.choice([-5.0, 0.0, 1.0, 9.9, 1e6, 3e7]) * truth.model_KP
+        if self.random.random() < 0.2:
+            model_KP[self.random.randrange(len(model_KP))] = torch.nan
+        if self.random.random() < 0.2:
+            model_KP = model_KP[:, 1:]
+        return Offer(truth.clusters[:: self.random.choice([1, -1])], model_KP)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("fedspd", "examples"),
+        *[
+            pytest.param(method, rule, marks=pytest.mark.long)
+            for method in ("fedavg", "fedem", "fedsoft", "ifca", "facade", "fedspd-split")
+            for rule in ("uniform", "examples", "metropolis", "median", "clipped")
+        ],
+    ],
+)
+def test_insider_that_says_anything_stops_nobody(method: str, rule: Any, tmp_path: Path) -> None:
+    graph = Graph.from_edges(4, itertools.combinations(range(4), 2), rule)
+    brief, model = replace(TIMEOUTS, min_deadline=0.5), {"name": "mlp", "hidden": 8}
+    clusters = 1 if method == "fedavg" else 2
+    with peers_of(
+        {"n3": SaysAnything(6)},
+        graph,
+        tmp_path,
+        timeouts=brief,
+        method=method,
+        clusters=clusters,
+        model=model,
+    ) as peers:
+        run(peers[:3], peers[3:])
+        for peer in peers[:3]:
+            rounds = committed(peer)
+            assert rounds == sorted(set(rounds))
+            assert rounds[-1] == 6
+            assert peer.journal.last["event"] == "final"
+            assert is_finite(peer.runner)
 
 
 def test_neighbour_gets_the_same_models_again_only_now_and_then(tmp_path: Path) -> None:
