@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedspd.core.errors import StorageError
+from fedspd.core.scores import ACCURACY, RMSE
 from fedspd.reporting import figure_files, figure_style, figures, panels
 
 NAN = float("nan")
@@ -44,6 +45,14 @@ def test_accuracy_by_round_draws_a_line_and_a_band_per_method_in_per_cent() -> N
     assert sorted({round(float(y)) for y in band[:, 1]}) == [40, 60, 85, 95]
     assert legend(figure) == ["fedspd", "local"]
     assert note(figure) == "band: 95 % interval over seeds"
+
+
+def test_bands_stay_between_0_and_100_per_cent_and_those_of_errors_above_0() -> None:
+    curve = ([1, 2], [0.05, 0.98], [0.1, 0.1])
+    for score, ends in ((ACCURACY, [0, 15, 88, 100]), (RMSE, [0, 0.15, 0.88, 1.08])):
+        axes = figures.draw_accuracy_by_round({"fedspd": curve}, score=score).axes[0]
+        band = axes.collections[0].get_paths()[0].vertices
+        assert sorted({round(float(y), 6) for y in band[:, 1]}) == ends
 
 
 def test_accuracy_by_round_explains_a_band_over_clients() -> None:

@@ -155,7 +155,10 @@ def draw_curve(axes: Axes, method: str, curve: Curve, i: int, scale: float = 100
     if curve[2] is not None:
         spread = scale * np.nan_to_num(np.asarray(curve[2], dtype=float)[known])
         band: dict[str, Any] = {"color": tint(i), "alpha": 0.15, "linewidth": 0}
-        axes.fill_between(x, mean - spread, mean + spread, **band)
+        low, high = np.maximum(mean - spread, np.minimum(mean, 0)), mean + spread
+        if scale == 100:  # nothing is above 100 %
+            high = np.minimum(high, np.maximum(mean, 100))
+        axes.fill_between(x, low, high, **band)
 
 
 def _bars(mean: Points, half: Points, score: Score) -> Points:

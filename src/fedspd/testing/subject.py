@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspd.core.algorithm import Algorithm, AnyAlgorithm
+from fedspd.core.algorithm import Algorithm, AnyAlgorithm, check_method_class
 from fedspd.core.block import Block
 from fedspd.core.errors import MethodError
 from fedspd.core.exchange import ExchangeOptions
@@ -59,6 +59,8 @@ class Subject:
 
     def algorithm(self, **changes: Any) -> AnyAlgorithm:
         """Return the method, with changed options."""
+        if isinstance(self.method, type):
+            check_method_class(self.method.__name__, self.method, has_newcomers=False)
         return self.method(**{"clusters": self.clusters, **self.options, **changes})
 
     def plan(
