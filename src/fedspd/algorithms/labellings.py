@@ -197,7 +197,9 @@ def exchange_heads(
     offered_CS = torch.where(is_offered_CS, index_S, NO_CLUSTER)
     want_CS = torch.where(joins_C[:, None], index_S, offered_CS)
     weight_CS = data.counts_C[:, None].expand_as(want_CS)
-    answer = yield Exchange(offered_CS, heads_CSQ, weight_CS, want_CS, labelling_C, is_model=False)
+    answer = yield Exchange(
+        offered_CS, heads_CSQ, weight_CS, want_CS, labelling_C, is_model=False, part="head"
+    )
     best_C = best_labelling(answer)
     labelling_C = torch.where(joins_C, best_C, labelling_C)
     mean = mean_of_labelling(answer, labelling_C, want_CS)

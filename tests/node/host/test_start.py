@@ -1,5 +1,6 @@
 """The way from a bundle to a running peer, and the reasons to refuse one."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -15,13 +16,14 @@ import pytest
 
 from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import ConfigError, DataError, FedspdError, NodeError, StorageError
-from fedspd.node.host import provisioning, start
+from fedspd.node.host import plan, provisioning, start
 from fedspd.node.host.bundle import open_bundle
 from fedspd.node.host.local_network import PROGRAM
 from fedspd.node.identity.credentials import Authority
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
+from fedspd.runtime.plan import Plan
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -138,6 +140,10 @@ WRONG_DATA = {
         {"x": PIXELS, "y": np.arange(20) % 12},
         "data of 12 classes; expected 10 classes",
     ),
+    "not finite": (
+        {"x": PIXELS + np.inf, "y": LABELS},
+        "example 0 is not finite",
+    ),
     "regression": (
         {"x": PIXELS, "y": np.linspace(0, 1, 20)},
         "data of a regression; expected 10 classes",
@@ -153,8 +159,9 @@ WRONG_DATA = {
 def test_node_refuses_data_that_do_not_fit(
     plant: Path, tmp_path: Path, arrays: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(DataError, match=sentence):
-        run(plant / "nodes/a", data=write_data(tmp_path, **arrays))
+    data = write_data(tmp_path, **arrays)
+    with pytest.raises(DataError, match=rf"^--data {re.escape(data)}: .*{sentence}"):
+        run(plant / "nodes/a", data=data)
 
 
 def test_node_does_not_train_on_data_of_another_shape_than_its_network(tmp_path: Path) -> None:
@@ -178,6 +185,19 @@ def test_node_takes_data_of_fewer_classes_than_its_network(plant: Path, tmp_path
     data = write_data(tmp_path, x=PIXELS, y=np.arange(20) % 3)
     run(plant / "nodes/a", data=data, timeouts=SHORT)
     assert committed_round(plant / "nodes/a") == 3
+
+
+def test_node_stops_for_a_signal_that_was_lost_before_the_first_round(
+    plant: Path, monkeypatch: pytest.MonkeyPatch, loses_ctrl_c: Any
+) -> None:
+    def build_plan(*arguments: Any) -> Plan:
+        loses_ctrl_c("start").on_start({"event": "start"})
+        return plan.build_plan(*arguments)
+
+    monkeypatch.setattr(start, "build_plan", build_plan)
+    with pytest.raises(KeyboardInterrupt):
+        run(plant / "nodes/a", timeouts=SHORT)
+    assert read_events(plant / "nodes/a") == []
 
 
 # ---- journals

@@ -24,6 +24,7 @@ STATUS: Json = {
     "healthy": True,
     "round": 12,
     "rounds": 30,
+    "certificate_until": "2030-01-01T00:00:00+00:00",
     "done": False,
     "neighbours": {
         "b": {
@@ -34,6 +35,7 @@ STATUS: Json = {
             "refused_models": 0,
             "waited_seconds": 0.5,
             "muted": False,
+            "revoked": False,
             "last_error": None,
         },
         "c": {
@@ -44,6 +46,7 @@ STATUS: Json = {
             "refused_models": 2,
             "waited_seconds": 61.0,
             "muted": False,
+            "revoked": False,
             "last_error": "'c' did not answer in time.",
         },
     },
@@ -115,6 +118,7 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
         ("fedspd_round",): 12,
         ("fedspd_rounds",): 30,
         ("fedspd_deadline_seconds",): 10,
+        ("fedspd_certificate_expiry_timestamp_seconds",): 1_893_456_000,  # 2030-01-01
         ("fedspd_neighbour_alive", "b"): 1,
         ("fedspd_neighbour_alive", "c"): 0,
         ("fedspd_neighbour_round", "b"): 12,
@@ -174,7 +178,9 @@ def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) 
         read_status(tmp_path / (300 * "a"))
     run_folder = RunFolder(tmp_path)
     run_folder.begin({"node": "a"})
-    stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
+    stopped = {
+        "node": "a", "running": False, "locked": False, "round": 0, "done": False, "last_round": {}
+    }  # fmt: skip
     assert read_status(tmp_path) == stopped
     assert serve(STATUS, tmp_path, lambda port: read_status(tmp_path)) == STATUS
     run_folder.append({"event": "final", "round": 31})
@@ -184,6 +190,20 @@ def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) 
         "done": True,
         "last_round": {"event": "final", "round": 31},
     }
+
+
+def test_status_tells_a_suspended_node_from_a_stopped_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.begin({"node": "a"})
+    run_folder.lock()  # as a process that starts, or got SIGSTOP
+    print_status(read_status(tmp_path))
+    run_folder.unlock()
+    print_status(read_status(tmp_path))
+    first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a:")]
+    assert first == "a: does not answer, starts, or is suspended, round 0"
+    assert second == "a: not running, round 0"
 
 
 def test_status_ignores_another_node_at_the_port(tmp_path: Path) -> None:

@@ -285,7 +285,9 @@ class GrpcTransport(BaseTransport):
     def _translate(self, neighbour: str, error: Any) -> TransportError:
         outlet = self._outlets.get(neighbour)
         if outlet and outlet.refusal and error.code() == grpc.StatusCode.UNAVAILABLE:
-            return RefusedError(f"'{neighbour}' cannot be reached ({outlet.refusal}).")
+            return RefusedError(
+                f"'{neighbour}' cannot be reached ({outlet.refusal}: {outlet.address})."
+            )
         return _translate(neighbour, error)
 
     def _address_of(self, neighbour: str) -> str:
