@@ -91,10 +91,12 @@ def test_map_shows_seeds_and_worlds_that_are_complete() -> None:
     done = [
         record(m, 0, 80, world=w) for m in ("fedspd-split", "fedavg") for w in ("iid", "parity")
     ]
-    started = [record("fedavg", 1, 80), record("fedspd-split", 1, 80), record("fedavg", 2, 80)]
-    assert map_tables.complete([*done, *started], 2) == done  # parity is missing in seed 1
-    half = [record("fedavg", 0, 80, world="rotation")]
+    half = [record("fedavg", 2, 80), record("fedavg", 0, 80, world="rotation")]
     assert map_tables.complete([*done, *half], 2) == done  # not every method has run there
+    assert map_tables.seeds_in_words(done) == "1 seed"
+    more = [record("fedavg", 1, 80), record("fedspd-split", 1, 80)]
+    assert map_tables.complete([*done, *more, *half], 2) == [*done, *more]
+    assert map_tables.seeds_in_words([*done, *more]) == "2 seeds; 1 where the interval is missing"
 
 
 def test_map_runs_what_is_missing_and_keeps_what_is_there(

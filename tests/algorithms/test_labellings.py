@@ -236,6 +236,15 @@ def test_split_works_with_robust_rules(rule):
     assert_two_populations(engine.block.state)
 
 
+def test_client_with_one_neighbour_joins_what_the_others_found_by_a_robust_rule():
+    """Alone it would find no one else; as the lowest id it would decide for all."""
+    engine = engine_of(12, 8, 6)
+    rest = [(i, j) for i in range(1, 12) for j in range(1, i)]
+    for t in range(1, 9):
+        engine.round(t, Graph.from_edges(12, [(0, 1), *rest], "median"))
+    assert_two_populations(engine.block.state)
+
+
 def test_newcomer_joins_the_better_of_two_labellings():
     engine = engine_of(12, 9, 6, clusters=2)
     for t in range(1, 6):

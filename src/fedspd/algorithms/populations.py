@@ -34,6 +34,7 @@ LAMBDA = 0.96  # bound on the second eigenvalue of W, of the Chebyshev recursion
 ATTEMPTS = 3  # under a robust rule: farthest points that are tried for one corner
 NEAR = 0.5  # of a corner's norm: within it, another client confirms the corner
 LEAST_RATIO = 1.8  # of two eigenvalues in a row that separate populations from noise
+LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the clusters apart
 NOISE = 0.5  # eigenvalues below this share of 1 / N are as good as 0
 
 
@@ -392,6 +393,13 @@ def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Bloc
     variance_CM1 = moments[:, 1:, Q + 1 :] - mean_z_CM1.square()
     covariance_CMQ = moments[:, 1:, :Q] - mean_z_CM1 * mean_C1Q
     return divide(covariance_CMQ, variance_CM1) * norm_C11
+
+
+def as_long_as(V_CQ: Tensor, D_CSQ: Tensor, clusters_C: Tensor) -> Tensor:
+    """Return D_CSQ, scaled so that its mean length over the clusters is LENGTH times that of V."""
+    length_C = D_CSQ.norm(dim=2).sum(1) / clusters_C
+    factor_C = LENGTH * V_CQ.norm(dim=1) / length_C
+    return D_CSQ * torch.where(length_C > 0, factor_C, 0)[:, None, None]
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
