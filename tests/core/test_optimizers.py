@@ -14,7 +14,7 @@ from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
-from fedspd.core.sgd import clip_gradient
+from fedspd.core.sgd import Descent, Optimizer, clip_gradient
 from fedspd.core.vmapped import VmapTrainer
 
 KEY = Key(3, round=2)
@@ -162,3 +162,17 @@ def test_default_learning_rate_is_that_of_the_optimizer():
 def test_cosine_without_a_number_of_rounds_is_refused():
     with pytest.raises(ConfigError, match="the number of rounds is not known here"):
         TrainingOptions(schedule="cosine").rate(1)
+
+
+@pytest.mark.parametrize("adds_up", [False, True])
+def test_sgd_takes_the_same_steps_whether_or_not_the_gradient_adds_up(adds_up):
+    """Gradients 1 and 2 with momentum 0.5 and rate 1: the weight goes to -1, then by -2.5."""
+    weights, gradient = torch.zeros(1), torch.zeros(1)
+    descent = Descent(Optimizer(momentum=0.5), [weights], [gradient], adds_up)
+    seen = []
+    for value in (1.0, 2.0):
+        descent.expect_gradient()
+        gradient += value  # as a backward pass does
+        descent.step([1.0], [])
+        seen.append(weights.item())
+    assert seen == [-1.0, -3.5]
