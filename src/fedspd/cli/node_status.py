@@ -51,6 +51,8 @@ def print_status(status: Json) -> None:
     for name in (*scores, "mixture", "loss"):
         if last.get(name) is not None:
             console.print(f"{name}: {last[name]}")
+    if privacy := status.get("privacy") or last.get("privacy"):
+        console.print(describe_privacy(privacy), highlight=False)
     if status["running"]:
         console.print(build_neighbour_table(status))
         for name, known in status["neighbours"].items():
@@ -60,6 +62,13 @@ def print_status(status: Json) -> None:
             console.print(f"certificate valid until: {status['certificate_until'][:10]}")
         rejected = ", ".join(f"{reason}: {count}" for reason, count in status["refused"].items())
         console.print(f"rejected: {rejected or 'nothing'}")
+
+
+def describe_privacy(report: Json) -> str:
+    """Return what a private node has spent, against all neighbours together."""
+    budget = "" if report["budget"] is None else f" of {report['budget']:g}"
+    end = ": the budget is spent, this node sends nothing more" if report["silent"] else ""
+    return f"epsilon: {report['epsilon']:.4g}{budget} at delta = {report['delta']:g}{end}"
 
 
 def build_neighbour_table(status: Json) -> Table:

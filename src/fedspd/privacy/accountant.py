@@ -71,7 +71,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         """Return the log of delta(epsilon), minus the log of delta."""
         a, b = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        return float(a + np.log1p(-np.exp(min(b - a, -1e-300)))) - math.log(delta)
+        with np.errstate(divide="ignore"):  # where noise is next to nothing
+            return float(a + np.log1p(-np.exp(min(b - a, -1e-300)))) - math.log(delta)
 
     if excess(0.0) <= 0:
         return 0.0

@@ -56,6 +56,7 @@ STATUS: Json = {
     "deadline": 10.0,
     "bytes": {"sent": {"b": 123_456_789}, "received": {"b": 1000, "c": 2000}},
     "refused_means": 3,
+    "privacy": {"delta": 1e-5, "budget": 8.0, "epsilon": 7.25, "neighbours": {}, "silent": True},
     "refused": {"size": 2, 'so-called "reason"\\': 1},
     "last_round": {
         "event": "round",
@@ -135,6 +136,8 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
         ("fedspd_refused_total", "size"): 2,
         ("fedspd_refused_total", 'so-called "reason"\\'): 1,
         ("fedspd_refused_means_total",): 3,
+        ("fedspd_privacy_epsilon",): 7.25,
+        ("fedspd_privacy_silent",): 1,
         ("fedspd_accuracy",): 0.875,
         ("fedspd_macro_f1",): 0.5,
         ("fedspd_mixture", "0"): 0.25,
@@ -143,8 +146,10 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
 
 
 def test_metrics_have_no_accuracy_before_the_first_round(tmp_path: Path) -> None:
-    _, body = serve({**STATUS, "accuracy": None, "mixture": None}, tmp_path, get("/metrics"))
+    before = {**STATUS, "accuracy": None, "mixture": None, "privacy": None}
+    _, body = serve(before, tmp_path, get("/metrics"))
     assert "fedspd_accuracy" not in body
+    assert "fedspd_privacy" not in body
     assert "fedspd_mixture" not in body
 
 
@@ -225,6 +230,7 @@ def test_status_table_shows_the_neighbours_and_the_last_error(
     printed = capsys.readouterr().out
     assert "a: running, round 12 of 30" in printed
     assert "mixture: [0.25, 0.75]" in printed
+    assert "epsilon: 7.25 of 8 at delta = 1e-05: the budget is spent, this node sends" in printed
     assert [
         word
         for word in ("123,457", "'c' did not answer in time.", "never", "rejected: size: 2")

@@ -161,6 +161,9 @@ def samples(status: Json) -> Iterator[Sample]:
     for reason, count in status["refused"].items():
         yield Sample("fedspd_refused_total", "counter", {"reason": reason}, count)
     yield Sample("fedspd_refused_means_total", "counter", {}, status["refused_means"])
+    if status["privacy"] is not None:
+        yield Sample("fedspd_privacy_epsilon", "gauge", {}, status["privacy"]["epsilon"])
+        yield Sample("fedspd_privacy_silent", "gauge", {}, float(status["privacy"]["silent"]))
     if status["accuracy"] is not None:
         yield Sample("fedspd_accuracy", "gauge", {}, status["accuracy"])
     for name, value in status["scores"].items():
