@@ -113,7 +113,7 @@ def test_node_that_is_interrupted_while_it_starts_exits_with_0(plant):
 
 def test_node_trains_exports_and_predicts(alone, here, capsys):
     assert execute(["node", "run", "--bundle", str(alone)]) == 0
-    assert "training finished: node=node-0 rounds=2" in capsys.readouterr().err
+    assert "training finished: node=node-0 rounds=2 rounds_alone=2" in capsys.readouterr().err
     assert execute(["node", "export", "--bundle", str(alone), "--to", "model.safetensors"]) == 0
     assert capsys.readouterr().out == "model.safetensors\n"
     assert (here / "model.safetensors").stat().st_size > 650 * 4

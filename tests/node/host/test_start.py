@@ -1,5 +1,6 @@
 """The way from a bundle to a running peer, and the reasons to refuse one."""
 
+import os
 import re
 import socket
 import subprocess
@@ -214,6 +215,13 @@ def test_node_continues_a_journal_that_was_copied_without_hidden_files(plant: Pa
     assert committed_round(plant / "nodes/a") == 3
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_node_in_a_read_only_bundle_asks_for_another_folder(plant: Path) -> None:
+    (plant / "nodes/a").chmod(0o500)
+    with pytest.raises(StorageError, match=r"cannot write to .*nodes/a'; .* Give one with --state"):
+        run(plant / "nodes/a")
+
+
 def test_node_refuses_a_journal_that_another_process_has_locked(plant: Path) -> None:
     journal = open_journal(plant / "nodes/a")
     try:
@@ -238,7 +246,7 @@ def test_journal_error_of_the_disk_says_how_to_continue(plant: Path) -> None:
 
 def test_node_refuses_an_occupied_port(plant: Path) -> None:
     address = Manifest.load(plant / "network.json").member("a").address
-    sentence = f"address = '{address}': cannot listen there"
+    sentence = f"address = '{address}': cannot listen there .Address already in use.;"
     with occupied(address), pytest.raises(NodeError, match=sentence):
         run(plant / "nodes/a")
     with socket.create_server(("127.0.0.1", 0)) as other:

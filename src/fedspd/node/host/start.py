@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
@@ -170,6 +171,12 @@ def _open_journal(folder: Path, bundle: Bundle) -> Journal:
         raise StorageError(
             f"--state {folder}: exists, but is not a journal of a node; expected a journal or an "
             "empty folder. Give another one with --state."
+        )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise StorageError(
+            f"--state {folder}: this user cannot write to '{existing}'; expected a folder for the "
+            "node's journal. Give one with --state, or correct its owner."
         )
     return Journal(folder, bundle.owner)
 

@@ -151,11 +151,12 @@ class GrpcTransport(BaseTransport):
                     self.address,
                 )
                 self._server.add_insecure_port(self.address)
-        except (RuntimeError, OSError):
+        except (RuntimeError, OSError) as error:
             self._close_sockets()
+            reason = (getattr(error, "strerror", None) or "refused").partition(" (")[0]
             raise NodeError(
-                f"address = '{self.address}': cannot listen there; expected a free port of this "
-                "machine. Stop the process that uses the port, or set --listen."
+                f"address = '{self.address}': cannot listen there ({reason}); expected a free port "
+                "of this machine. Stop the process that uses the port, or set --listen."
             ) from None
 
     def _build_front(self, tls: "TlsContext") -> Front:
