@@ -181,10 +181,26 @@ def test_node_does_not_take_a_column_of_targets_for_numbers(tmp_path: Path) -> N
         run(tmp_path / "plant/nodes/node-0", data=data, timeouts=SHORT)
 
 
-def test_node_takes_data_of_fewer_classes_than_its_network(plant: Path, tmp_path: Path) -> None:
+def test_node_takes_data_of_fewer_classes_than_its_network(
+    plant: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fedspd.node")
     data = write_data(tmp_path, x=PIXELS, y=np.arange(20) % 3)
     run(plant / "nodes/a", data=data, timeouts=SHORT)
     assert committed_round(plant / "nodes/a") == 3
+    first = caplog.messages[0]
+    assert first.startswith("node started: node=a version=")
+    assert first.endswith("examples=16")  # four of the twenty are for the test
+    assert "expires soon" not in caplog.text
+
+
+def test_node_warns_of_a_certificate_that_expires_soon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    provisioning.create(validate({**RING, "rounds": 1}), tmp_path / "plant", days=12)
+    run(tmp_path / "plant/nodes/node-0", timeouts=SHORT)
+    (line,) = [each for each in caplog.messages if "expires soon" in each]
+    assert line.endswith(" days=11")  # and 23 hours
 
 
 # ---- journals
