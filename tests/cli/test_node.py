@@ -95,6 +95,7 @@ def test_node_shows_its_status_while_it_waits_and_stops_on_sigterm(plant, capsys
     assert process.returncode == 0
     lines = [sorted(json.loads(line)) for line in log.splitlines()]
     assert lines == [["level", "message", "time"]] * len(lines)
+    assert json.loads(log.splitlines()[-1])["message"] == "node stopped: node=node-0 round=0"
     assert execute(["node", "status", "--bundle", str(bundle)]) == 0
     assert "node-0: not running, round 0" in capsys.readouterr().out
 

@@ -75,6 +75,7 @@ def run(
             status_port,
         )
         asyncio.run(_serve(peer, server))
+        log.info("node stopped: node=%s round=%d", context.name, journal.last.get("round", 0))
     finally:
         journal.close()
 

@@ -9,6 +9,7 @@ caller can take.
 import asyncio
 import logging
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
@@ -60,6 +61,8 @@ REFUSALS = (
     "Connection refused",
     "DNS resolution failed",
 )  # gRPC's words, in plaintext
+# gRPC names the node's own socket, which says nothing to an operator
+OWN_SOCKET = re.compile(r"failed to connect to all addresses; last error: \w+: unix:[^:]*: ")
 MAX_DETAIL_CHARS = 300  # of a neighbour's error
 Options = list[tuple[str, int | str]]
 
@@ -289,7 +292,7 @@ class GrpcTransport(BaseTransport):
             return RefusedError(
                 f"'{neighbour}' cannot be reached ({outlet.refusal}: {outlet.address})."
             )
-        return _translate(neighbour, error)
+        return _translate(neighbour, error, outlet.address if outlet else "")
 
     def _address_of(self, neighbour: str) -> str:
         known = self.tls.identities.get(neighbour) if self.tls else None
@@ -406,9 +409,10 @@ def _caller_host(context: Any) -> str:
     return str(context.peer()).rpartition(":")[0]
 
 
-def _translate(neighbour: str, error: Any) -> TransportError:
+def _translate(neighbour: str, error: Any, address: str = "") -> TransportError:
     """Return the error of a call that gRPC reports, with the neighbour's text made safe to log."""
     details = error.details() or error.code().name
+    details = OWN_SOCKET.sub(lambda _: f"{address}: ", details)
     sentence = details[:MAX_DETAIL_CHARS].encode("unicode_escape").decode()
     if error.code() == grpc.StatusCode.PERMISSION_DENIED:
         return RejectedError(sentence)
