@@ -26,8 +26,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {
     "CIFAR-10, small CNN": {
         "clients": 3,
-        "rounds": 12,
-        "data": {"name": "cifar10", "mixture": "iid", "examples": 2000, "test_examples": 3000},
+        "rounds": 10,
+        "data": {"name": "cifar10", "mixture": "iid", "examples": 1000, "test_examples": 2000},
         "model": {"name": "cifar-cnn", "small": True},
         "training": {"lr": 0.02, "epochs": 1},
     },

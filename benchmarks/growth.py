@@ -16,7 +16,7 @@ from matplotlib.ticker import NullFormatter
 
 from fedspd.bench.rounds import small_network, time_rounds
 from fedspd.reporting.figure_files import to_svg
-from fedspd.reporting.figures import GREY, PALETTE, SMALL_POINTS, TEXT_POINTS, WIDTH_INCHES
+from fedspd.reporting.figure_style import GREY, PALETTE, SMALL_POINTS, TEXT_POINTS, WIDTH_INCHES
 
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
 TURNS = 5

@@ -46,7 +46,7 @@ def main() -> None:
     learner, data = Learner(build_cnn, TRAINING), make_block(SIZE)
     model_CP = learner.draw(Key(0)).repeat(SIZE.clients, 1)
     learner.train(model_CP, data, KEY)  # warms up
-    learner.steps = 0
+    learner.effort.steps = 0
     started = time.process_time()  # other programs disturb processor time little
     learner.train(model_CP, data, KEY)
     per_step = (time.process_time() - started) / learner.steps

@@ -97,13 +97,15 @@ def test_split_finds_two_labellings_and_beats_fedavg(kind, clusters):
     assert gain > {"pure": 0.3, "mixed": 0.05}[kind]
 
 
-@pytest.mark.parametrize("differ", [False, True])
-def test_clusters_have_bodies_of_their_own_only_if_their_features_differ(differ):
+@pytest.mark.parametrize(
+    ("differ", "rule"), [(False, "uniform"), (True, "uniform"), (True, "median")]
+)
+def test_clusters_have_bodies_of_their_own_only_if_their_features_differ(differ, rule):
     pure_N = np.arange(12) % 2
     x, y, truth = two_labellings(12, 60, pure_N)
     if differ:
         x = [own + 0.7 * which for own, which in zip(x, pure_N.tolist(), strict=True)]
-    engine = simulate(FedSPDSplit(), x, y, truth, 8, Graph.complete(12), last=7)
+    engine = simulate(FedSPDSplit(), x, y, truth, 8, Graph.complete(12, rule), last=7)
     state, cut = state_of(engine), engine.plan.learner.cut
     assert state.clusters_C.tolist() == [2] * 12
     body_NB = cut.body(state.model_CP)

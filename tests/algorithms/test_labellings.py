@@ -138,6 +138,14 @@ def test_client_is_left_alone_only_if_neighbours_should_have_answered():
     assert left_alone(Neighbourhood.of(graph, [0], silent, np.array([0]))).all()
 
 
+def test_client_is_left_alone_by_a_robust_rule_with_one_neighbour():
+    asked = Exchange(*(torch.zeros(4, 1, dtype=torch.long) for _ in range(4)))
+    for rule, alone in (("uniform", []), ("clipped", [3])):
+        graph = Graph.from_edges(4, [(0, 1), (1, 2), (2, 0), (2, 3)], rule)
+        found = left_alone(Neighbourhood.of(graph, range(4), asked))
+        assert found.nonzero()[:, 0].tolist() == alone
+
+
 # ---- complete runs
 
 

@@ -124,6 +124,22 @@ def test_unexpected_error_shows_its_traceback_and_ends_with_1(tmp_path, monkeypa
     }
 
 
+def test_ctrl_c_that_an_import_turns_into_another_error_stops_the_command(
+    tmp_path, monkeypatch, capsys
+):
+    """As numpy does, whose modules are half there then."""
+    (tmp_path / "turns.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise RuntimeError from None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert execute(["run", "model.name=turns:Net", "--out", "a"]) == 130
+    assert capsys.readouterr().err == "fedspd: Stopped.\n"
+
+
 def test_methods_shows_all_with_their_options(capsys):
     assert execute(["methods"]) == 0
     table = capsys.readouterr().out

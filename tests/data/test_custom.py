@@ -334,7 +334,8 @@ def test_load_source_accepts_every_form(tmp_path):
         ),
         ("./nowhere", "data.name = './nowhere': not a dataset"),
         (None, "NoneType"),
-        ((X,), "a value of type tuple"),
+        ((X,), r"^data: a value of type tuple \(ndarray\); expected"),
+        ((iter(X), iter(Y)), r"^data: a value of type tuple \(.*iterator, .*iterator\); expected"),
         ([X, Y], r"data\[0\]: a value of type ndarray; expected a name, a path"),
         (
             Source("mine", Examples(X, Y), Examples(X, Y), 2),
@@ -357,3 +358,23 @@ def test_load_source_rejects_what_is_not_data(spec, message):
 
 def test_load_source_accepts_more_classes_than_labels():
     assert load_source(Source("mine", Examples(X, Y), Examples(X, Y), 7)).classes == 7
+
+
+def test_whole_numbers_of_pixels_that_are_not_images_are_noted():
+    """As scikit-learn has MNIST: float64 from 0 to 255, which trains far worse than images."""
+    pixels = np.arange(256.0).reshape(4, 64).repeat(3, axis=0)
+    label = np.arange(12) % 2
+    (note,) = load_source((pixels, label)).notes
+    assert note.startswith(
+        "x: whole numbers from 0 to 255 are used as they are. If they are pixels"
+    )
+    images = pixels.reshape(12, 8, 8).astype(np.uint8)
+    for other in (images, pixels / 255, pixels - 128, pixels + 0.5, pixels % 200):
+        assert load_source((other, label)).notes == ()
+
+
+def test_mixed_labels_name_both_types():
+    label = np.array(["a", 1] * 6, dtype=object)
+    sentence = r"^y_train: a value 'a' of type str among those of type int; expected numbers or str"
+    with pytest.raises(DataError, match=sentence):
+        load_source((np.zeros((12, 2)), label))

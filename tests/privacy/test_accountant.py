@@ -68,7 +68,7 @@ def test_budget_that_is_too_small_says_how_many_rounds_it_permits():
 
     with pytest.raises(ConfigError, match="too small for 40 rounds") as caught:
         noise_for(0.2, 1e-6, releases)
-    permitted = int(str(caught.value).split("at most ")[1].split(" rounds")[0])
+    permitted = int(str(caught.value).split("rounds = ")[1].split(" at most")[0])
     most = accountant.MOST_NOISE
     assert 0 < permitted < 40
     assert epsilon([Release(most, 1.0, permitted)], 1e-6) <= 0.2

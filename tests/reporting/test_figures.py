@@ -90,7 +90,21 @@ def test_accuracy_by_round_shows_a_single_round_as_a_point() -> None:
 
 def test_accuracy_axis_ends_above_100_per_cent() -> None:
     figure = figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.99, 0.99], [0.2, 0.2])})
-    assert figure.axes[0].get_ylim()[1] == 101
+    assert 100 < figure.axes[0].get_ylim()[1] < 101
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_accuracy_by_round_shows_whole_markers_at_the_ends_of_the_axis(accuracy) -> None:
+    """Beside a spread curve, which stretches the axis."""
+    curves = {"fedspd": ([1], [accuracy], None), "local": ([1, 9], [0.05, 0.95], [0.2, 0.2])}
+    figure = figures.draw_accuracy_by_round(curves, {"fedspd": (accuracy, NAN)})
+    draw(figure)
+    axes = figure.axes[0]
+    inside = axes.get_window_extent()
+    _, y = axes.transData.transform((1, 100 * accuracy))
+    radius = 0.5 * 4 * 2**0.5 * figure.dpi / 72  # of the diamond of the final phase
+    assert inside.y0 <= y - radius
+    assert y + radius <= inside.y1
 
 
 def test_accuracy_by_round_without_methods_has_no_legend() -> None:

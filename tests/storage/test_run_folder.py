@@ -66,7 +66,7 @@ def test_create_takes_an_empty_folder_and_one_whose_start_was_interrupted(tmp_pa
 
 def test_create_reports_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    sentence = r"could not be written \(.*Not a directory.*start the run again"
+    sentence = r"could not be written \(.*Not a directory.*then try again"
     with pytest.raises(StorageError, match=sentence):
         RunFolder.create(tmp_path / "file" / "run")
 

@@ -76,6 +76,7 @@ from fedspd.core.heads import (
 )
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.robust import ROBUST
 from fedspd.core.travel import Part
 
 FOLDS = 4  # of a client's examples, in the search
@@ -182,7 +183,7 @@ class FedSPDSplit(Algorithm[State]):
         before_CP = state.model_CP
         state = replace(state, model_CP=answer.mean(only_C1).model_CMP[:, 0])
         if key.round == 1 and self._splits(data.rounds):
-            search = self._find_populations(learner, state, before_CP, data, key)
+            search = self._find_populations(learner, state, before_CP, data, key, answer)
             state = yield from with_own_labelling(search, left_alone(answer), data)
         if key.round == self.warmup and self._splits(data.rounds):
             update_CQ = learner.cut.head(trained_CP - before_CP)
@@ -191,10 +192,16 @@ class FedSPDSplit(Algorithm[State]):
         return state
 
     def _find_populations(
-        self, learner: Learner, state: State, model_CP: Tensor, data: Block, key: Key
+        self,
+        learner: Learner,
+        state: State,
+        model_CP: Tensor,
+        data: Block,
+        key: Key,
+        answer: Neighbourhood,
     ) -> Round[State]:
         """Step 2, round 1: clusters are the corners of the cloud of the clients' updates."""
-        limit = self.cluster_limit
+        limit, alone_C = self.cluster_limit, left_alone(answer)
         only_CFE = choose_folds(learner, FOLDS, data, key.of("folds"))
         weight_CE = balanced_weights(state.log_prior_CK, data)
         update = move_heads(learner, model_CP, only_CFE, weight_CE, data, key)
@@ -206,17 +213,19 @@ class FedSPDSplit(Algorithm[State]):
         V_CMQ, size_CM = yield from find_directions(d_CFQ, count, data, key.of("directions"))
         clusters_C, spectrum_CM = torch.full((len(data),), self.clusters), state.spectrum_CM
         if not self.clusters:
-            clusters_C = yield from choose_clusters(size_CM, data)
+            clusters_C = yield from choose_clusters(size_CM, data, alone_C)
             spectrum_CM = torch.zeros_like(spectrum_CM)
             spectrum_CM[:, :count] = size_CM
         z_CM = torch.zeros_like(state.coordinates_CM)
         z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
-        corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
+        corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data, alone_C)
         mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
         is_kept_C = has_own_C = torch.ones(len(data), dtype=torch.bool)
         if self.check:
             feature_C2B = features_of_halves(learner, model_CP, only_CFE, data)
-            judged = yield from judge_split(feature_C2B, z_CM, mixture_CS, clusters_C, data)
+            judged = yield from judge_split(
+                feature_C2B, z_CM, mixture_CS, clusters_C, data, alone_C, answer.rule in ROBUST
+            )
             is_kept_C, has_own_C = judged[0] | bool(self.clusters), judged[1]
         return replace(
             state,

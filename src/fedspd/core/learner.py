@@ -283,12 +283,15 @@ class Learner(FlatModule):
 
     def _train_client(self, model_P: Tensor, update: LocalUpdate, key: Key) -> Tensor:
         self.load(model_P)
-        descent = Descent(update.optimizer, [self.flat[: self.weights]], [self.gradient])
+        self.gradient.zero_()
+        tables = [self.flat[: self.weights]], [self.gradient]
+        descent = Descent(update.optimizer, *tables, update.optimizer.adds_up)
         anchors = [] if update.anchor_W is None else [update.anchor_W]
         with keyed_randomness(key.of("dropout"), self.device):
             self._set_mode(training=True)
             for rate, rows in self._batches(update, key):
                 weight = None if update.weight is None else update.weight[rows]
+                descent.expect_gradient()
                 self._compute_gradient(update.x[rows], update.y[rows], weight, update.objective)
                 descent.step([update.scale(rate)], anchors, update.pull)
         return self.store()
@@ -301,9 +304,9 @@ class Learner(FlatModule):
     def _compute_gradient(
         self, x: Tensor, y: Tensor, weight: Tensor | None, objective: Objective
     ) -> None:
+        """Add the gradient of a batch to `gradient`."""
         for norm in self.norms:
             norm.train(len(y) > 1)  # one example has no variance: the running statistics stand in
-        self.gradient.zero_()
         with forward_precision(self.precision):
             output = self.module(self._batch(x))
         loss_B = self.loss(output.to(self.dtype), y.to(self.device))

@@ -64,6 +64,14 @@ class Descent:
         for power in self.powers:
             power.fill_(1)
 
+    def expect_gradient(self) -> None:
+        """Prepare the tables to which the next pass adds its gradient."""
+        for table in self.gradient:
+            if self.velocity is self.gradient:
+                table.mul_(self.optimizer.momentum)
+            else:
+                table.zero_()
+
     def of(self, rows: slice | list[int], gradient: Tables | None = None) -> "Descent":
         """Return the descent of some clients: views of a slice, copies of a list."""
         own = object.__new__(Descent)

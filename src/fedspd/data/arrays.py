@@ -23,6 +23,8 @@ from fedspd.data.sources import Examples, Owners, Source
 CHANNELS = (1, 3, 4)
 MAX_DENSE_BYTES = 4 << 30  # of a sparse matrix
 MIN_TRAIN, MIN_TEST = 2, 1  # examples of a client
+BRIGHT = 250  # at least so bright is the brightest pixel of many images
+FEW = 1000  # examples to look at
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def from_parts(
     first, rest, owners = _with_test(examples, owners)
     _check_agreement(first, rest)
     names = classes if classes != tuple(map(str, range(len(classes)))) else ()
-    about = tuple(notes), train.has_columns
+    about = (*notes, *_note_pixels(first.x)), train.has_columns
     return Source(name, first, rest, len(classes), names, owners, *about)
 
 
@@ -215,9 +217,11 @@ def _unpacked(array: NDArray[Any], name: str) -> NDArray[Any]:
         return np.stack([np.asarray(value, dtype=np.float64) for value in array])
     except (ValueError, TypeError):
         wrong = next(v for v in values if not isinstance(v, int | float) or v != v)
+        kinds = {type(value).__name__ for value in values} - {"str"}
+        others = f" among those of type {min(kinds)}" if isinstance(wrong, str) else ""
         raise DataError(
-            f"{name}: a value {str(wrong)[:40]!r} of type {type(wrong).__name__}; expected numbers "
-            "or strings, none missing."
+            f"{name}: a value {str(wrong)[:40]!r} of type {type(wrong).__name__}{others}; expected "
+            "numbers or strings, none missing."
         ) from None
 
 
@@ -274,6 +278,18 @@ def as_floats(values: NDArray[Any], name: str) -> NDArray[Any]:
             f"{name}: a value of example {first[0]}{column} is not finite. Remove or replace it."
         )
     return floats
+
+
+def _note_pixels(x: NDArray[Any]) -> list[str]:
+    """Return a note about inputs that seem to be pixels and are not of an image's type."""
+    if x.dtype == np.uint8 or x.min() < 0 or not BRIGHT <= x.max() <= 255:
+        return []
+    if (x[:FEW] % 1).any():
+        return []
+    return [
+        f"x: whole numbers from {x.min():g} to {x.max():g} are used as they are. If they are "
+        "pixels, divide them by 255, or pass images as uint8 of shape [n, channels, height, width]."
+    ]
 
 
 def _check_lengths(x: NDArray[Any], y: NDArray[Any], part: str) -> None:

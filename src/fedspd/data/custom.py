@@ -92,7 +92,10 @@ def _parts(spec: Any, reading: Reading, where: str) -> tuple[RawPart, RawPart | 
         return RawPart(*spec[:2]), RawPart(*spec[2:]) if len(spec) == 4 else None
     if is_dataset(spec):
         return dataset_parts(spec, reading, where)
-    raise DataError(f"{where}: a value of type {type(spec).__name__}; expected {FORMS}.")
+    kind = type(spec).__name__
+    if isinstance(spec, tuple):
+        kind += f" ({', '.join(type(each).__name__ for each in spec)})"
+    raise DataError(f"{where}: a value of type {kind}; expected {FORMS}.")
 
 
 def _pair(pair: Sequence[Any], reading: Reading, where: str) -> tuple[RawPart, RawPart | None]:

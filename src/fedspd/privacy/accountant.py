@@ -98,11 +98,12 @@ def noise_for(
     if cost(most) > budget:
         rounds = len(releases_at(most))
         permitted = sum(cost(most, t) <= budget for t in range(1, rounds))
-        expected = f"at most {permitted} rounds with it" if permitted else "more: it permits none"
+        asked, expected = "even one round, which needs", "a larger budget"
+        if permitted:
+            asked, expected = f"{rounds} rounds, which need", f"rounds = {permitted} at most"
         raise ConfigError(
-            f"privacy.epsilon = {budget}: too small for {rounds} rounds, which need noise above "
-            f"{most:g} times the clip; expected {expected}. Set fewer rounds or local epochs, "
-            "a lower privacy.rate or a larger budget."
+            f"privacy.epsilon = {budget}: too small for {asked} noise above {most:g} times the "
+            f"clip; expected {expected}. Set that, fewer local epochs or a lower privacy.rate."
         )
     low, high = LEAST_NOISE, most
     while high / low > 1 + PRECISION:

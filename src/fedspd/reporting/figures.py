@@ -39,6 +39,7 @@ Line = list[tuple[Any, float, float]]  # value, mean, half-width of its interval
 OVER_SEEDS = "95 % interval over seeds"  # meaning of a band or a bar
 OVER_CLIENTS = "standard deviation over clients"
 BANDS = ((5, 95), (25, 75))  # percentiles
+MARKER_ROOM = 0.03  # of an axis, half the height of a marker in the smallest panel
 
 
 # ---- accuracy
@@ -177,7 +178,10 @@ def _draw_final(
 
 def _label_score(axes: Axes, xlabel: str, score: Score) -> None:
     low, high = axes.get_ylim()
-    limits = (max(low, -1), min(high, 101)) if score.is_percent else (max(low, 0), high)
+    limits = (max(low, 0), high)
+    if score.is_percent:  # room for the marker of a score of 0 or 100 %
+        room = MARKER_ROOM * (min(high, 100) - max(low, 0))
+        limits = (max(low, -room), min(high, 100 + room))
     axes.set(xlabel=xlabel, ylabel=f"Test {score.heading}", ylim=limits)
 
 

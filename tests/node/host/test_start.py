@@ -17,13 +17,14 @@ import pytest
 
 from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import ConfigError, DataError, FedspdError, NodeError, StorageError
-from fedspd.node.host import provisioning, start
+from fedspd.node.host import plan, provisioning, start
 from fedspd.node.host.bundle import open_bundle
 from fedspd.node.host.local_network import PROGRAM
 from fedspd.node.identity.credentials import Authority
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
+from fedspd.runtime.plan import Plan
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -201,6 +202,19 @@ def test_node_warns_of_a_certificate_that_expires_soon(
     run(tmp_path / "plant/nodes/node-0", timeouts=SHORT)
     (line,) = [each for each in caplog.messages if "expires soon" in each]
     assert line.endswith(" days=11")  # and 23 hours
+
+
+def test_node_stops_for_a_signal_that_was_lost_before_the_first_round(
+    plant: Path, monkeypatch: pytest.MonkeyPatch, loses_ctrl_c: Any
+) -> None:
+    def build_plan(*arguments: Any) -> Plan:
+        loses_ctrl_c("start").on_start({"event": "start"})
+        return plan.build_plan(*arguments)
+
+    monkeypatch.setattr(start, "build_plan", build_plan)
+    with pytest.raises(KeyboardInterrupt):
+        run(plant / "nodes/a", timeouts=SHORT)
+    assert read_events(plant / "nodes/a") == []
 
 
 # ---- journals

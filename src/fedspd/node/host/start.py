@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.imports import installed_code_only
 from fedspd.experiment.build import build_budget
+from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.host.plan import build_plan
 from fedspd.node.host.status import StatusServer, node_status
@@ -59,8 +61,7 @@ def run(
         insecure_plaintext=insecure_plaintext,
         address=check_address(listen) if listen else None,
     )
-    journal = _open_journal(bundle.journal_folder(state), bundle)
-    try:
+    with interrupts() as stop, closing(_open_journal(bundle, state)) as journal:
         if transport.tls:
             transport.tls.remember_revocations(journal.run_folder.folder / "revocations")
         context = _build_context(bundle, transport)
@@ -74,14 +75,13 @@ def run(
             journal.run_folder.folder,
             status_port,
         )
-        asyncio.run(_serve(peer, server))
+        asyncio.run(_serve(peer, server, stop))
         log.info("node stopped: node=%s round=%d", context.name, journal.last.get("round", 0))
-    finally:
-        journal.close()
 
 
-async def _serve(peer: Peer, server: StatusServer) -> None:
+async def _serve(peer: Peer, server: StatusServer, stop: Interrupts) -> None:
     _leave_on_signals(peer)
+    stop.check()  # from here on, a signal asks the peer to leave
     await server.start()
     try:
         await peer.run()
@@ -166,7 +166,8 @@ def _build_context(bundle: Bundle, transport: GrpcTransport) -> NodeContext:
     )
 
 
-def _open_journal(folder: Path, bundle: Bundle) -> Journal:
+def _open_journal(bundle: Bundle, state: Path | None) -> Journal:
+    folder = bundle.journal_folder(state)
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not _is_journal(folder):
         raise StorageError(

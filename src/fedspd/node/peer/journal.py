@@ -106,8 +106,8 @@ class Journal:
                 f"--to {to}: no earlier checkpoint of that round is kept; expected one of: "
                 f"{known}. Give one of these rounds."
             )
-        self.run_folder.roll_back(to)
         (self.run_folder.folder / "result.json").unlink(missing_ok=True)
+        self.run_folder.roll_back(to)
         return kept[-1]
 
     def commit(self, runner: BlockRunner, round: int, about: Json, measure: bool) -> None:

@@ -42,6 +42,7 @@ MAX_CONNECTIONS = 4  # of one neighbour: it uses one, and a crash may leave anot
 MAX_ENDED = 1024  # connections that are remembered after their end
 MAX_HOSTS = 1024  # whose failures are remembered
 FAILURES, FAILURES_PER_SECOND = 20, 2.0  # handshakes that one address may fail
+HANDSHAKES, HANDSHAKES_PER_SECOND = 200, 20.0  # for one address of neighbours
 CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one began: two processes
 UNITS, UNITS_PER_SECOND = 20_000, 4_000.0  # frames of one neighbour; a call costs CALL_UNITS
 
@@ -81,6 +82,7 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[asyncio.Task[None], str] = {}  # hosts of handshakes, oldest first
         self._failures: dict[str, TokenBucket] = {}  # by host
+        self._handshakes: dict[str, TokenBucket] = {}  # by host of neighbours
         self._connections: dict[str, list[Connection]] = {}  # by neighbour, oldest first
         self._callers: dict[str, Connection] = {}  # by the name of the front's end
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)  # labels: a call may come after its end
@@ -164,8 +166,13 @@ class Front:
 
     def _may_try(self, host: str) -> bool:
         """Return whether a host may begin a handshake, and make room for it."""
-        bucket = self._failures.get(host)
-        if bucket is not None and bucket.is_empty() and host not in self._hosts.values():
+        if host in self._hosts.values():
+            handshakes = self._handshakes_of(host)
+            if handshakes.is_empty():
+                self.rejections.record_stranger(host, "crowded", "too many handshakes.")
+                return False
+            handshakes.take(1)
+        elif (failures := self._failures.get(host)) is not None and failures.is_empty():
             self.rejections.record_stranger(host, "crowded", "too many failed handshakes.")
             return False
         if sum(other == host for other in self._pending.values()) >= MAX_PENDING_PER_HOST:
@@ -173,6 +180,16 @@ class Front:
         elif len(self._pending) >= self._max_pending:
             self._drop_pending(self._busiest_host())
         return True
+
+    def _handshakes_of(self, host: str) -> TokenBucket:
+        """Return the allowance of an address of neighbours."""
+        if host not in self._handshakes:
+            known = set(self._hosts.values())
+            self._handshakes = {
+                each: one for each, one in self._handshakes.items() if each in known
+            }
+            self._handshakes[host] = TokenBucket(HANDSHAKES, HANDSHAKES_PER_SECOND)
+        return self._handshakes[host]
 
     def _busiest_host(self) -> str | None:
         found = Counter(self._pending.values()).most_common(1)
