@@ -233,9 +233,18 @@ def test_status_table_shows_the_neighbours_and_the_last_error(
     assert "epsilon: 7.25 of 8 at delta = 1e-05: the budget is spent, this node sends" in printed
     assert [
         word
-        for word in ("123,457", "'c' did not answer in time.", "never", "rejected: size: 2")
+        for word in (
+            "123,457",
+            "certificate valid until: 2030-01-01",
+            "'c' did not answer in time.",
+            "never",
+            "rejected: size: 2",
+        )
         if word not in printed
     ] == []
+    revoked = {**STATUS["neighbours"]["c"], "revoked": True}
+    print_status({**STATUS, "neighbours": {"c": revoked}})
+    assert "│ c         │ revoked │" in capsys.readouterr().out
     print_status(
         {
             "node": "a",

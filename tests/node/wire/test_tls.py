@@ -89,7 +89,7 @@ def test_node_refuses_an_expired_certificate_at_the_handshake(secure, caplog, mo
 def test_transport_does_not_talk_to_another_node_at_a_neighbours_address(secure):
     """c, with its own valid certificate, listens at the address of b."""
     address = secure.manifest.member("b").address
-    sentence = r"'b' cannot be reached .*Hostname Verification"
+    sentence = r"'b' cannot be reached \(127.0.0.1:\d+: .*Hostname Verification"
 
     async def work():
         bundle = secure.folder / "nodes" / "c"

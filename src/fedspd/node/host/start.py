@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from contextlib import closing
 from importlib.metadata import version
@@ -75,6 +76,7 @@ def run(
             status_port,
         )
         asyncio.run(_serve(peer, server, stop))
+        log.info("node stopped: node=%s round=%d", context.name, journal.last.get("round", 0))
 
 
 async def _serve(peer: Peer, server: StatusServer, stop: Interrupts) -> None:
@@ -171,6 +173,12 @@ def _open_journal(bundle: Bundle, state: Path | None) -> Journal:
         raise StorageError(
             f"--state {folder}: exists, but is not a journal of a node; expected a journal or an "
             "empty folder. Give another one with --state."
+        )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise StorageError(
+            f"--state {folder}: this user cannot write to '{existing}'; expected a folder for the "
+            "node's journal. Give one with --state, or correct its owner."
         )
     return Journal(folder, bundle.owner)
 

@@ -85,7 +85,7 @@ class Peer:
             self.timeouts.start if is_start else self.timeouts.min_deadline,
         )
         missing = [n for n in self.detector.neighbours if not self.detector.is_alive(n)]
-        if missing and not self.is_leaving:
+        if missing and done < self.context.rounds and not self.is_leaving:
             log.warning("neighbours missing: round=%d missing=%s", done + 1, ",".join(missing))
         if self.runner.state is None and not self.is_leaving:
             await self._join()
@@ -241,7 +241,12 @@ class Peer:
         """Make the personal model, then stay while a neighbour may still fetch models."""
         t = self.context.rounds + 1
         await asyncio.to_thread(self.journal.finish, self.runner, t)
-        log.info("training finished: node=%s rounds=%d", self.context.name, self.context.rounds)
+        log.info(
+            "training finished: node=%s rounds=%d rounds_alone=%d",
+            self.context.name,
+            self.context.rounds,
+            self.journal.count_rounds_alone(),
+        )
         await self.protocol.greet()
         await self.protocol.wait_until(
             lambda: self.is_leaving or all(n.round >= t for n in self.detector.live_neighbours()),
