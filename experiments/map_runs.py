@@ -14,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -24,6 +25,8 @@ from typing import Any
 import torch
 
 import fedspd
+from fedspd.config import load, validate
+from fedspd.experiment.sharing import borrow_rounds, can_lend, rounds_key
 
 Tree = dict[str, Any]
 SUMMARIES = Path(__file__).parent / "map"
@@ -247,7 +250,7 @@ def tuned(base: Tree, row: str, data: str) -> Tree:
 def run_cell(one: Cell) -> Tree:
     """Train, and return the line of the run."""
     torch.set_num_threads(1)
-    summary = fedspd.run(one.config).summary
+    summary = train(one.config).summary
     return {
         **one.place,
         "accuracy": round(100 * summary["accuracy"]["mean"], 3),
@@ -260,6 +263,24 @@ def run_cell(one: Cell) -> Tree:
         "steps": summary["steps"],
         "seconds": summary["seconds"],
     }
+
+
+def train(config: Tree) -> fedspd.Result:
+    """Run; a config that differs from the last one in its final phase alone shares its rounds."""
+    global last_run
+    settings = validate(config)
+    lender = last_run
+    if lender is None or rounds_key(settings) != rounds_key(load(lender.folder / "config.toml")):
+        lender = None
+    if lender is None or not can_lend(lender.folder, settings.device):
+        last_run = fedspd.run(config)
+        return last_run
+    with tempfile.TemporaryDirectory() as folder:
+        borrow_rounds(lender.folder, Path(folder) / "run", settings)
+        return fedspd.run(out=Path(folder) / "run", resume=True)
+
+
+last_run: fedspd.Result | None = None  # of this process
 
 
 def run_part(part: str, workers: int, folder: Path = SUMMARIES) -> None:

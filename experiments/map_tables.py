@@ -2,12 +2,13 @@
 
     python experiments/map_tables.py
 
-A table stands between the lines `<!-- map: PART -->` and `<!-- end -->`. It has the worlds and
-seeds that all its methods have run in.
+A table stands between the lines `<!-- map: PART -->` and `<!-- end -->`. Each world has the
+seeds that all methods have run in.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,23 +113,25 @@ def tables(part: str, records: Sequence[Record]) -> str:
         if not own:
             continue
         data, clients, examples, degree = key
-        seeds = len({record["seed"] for record in own})
         title = f"{data}, {clients} clients x {examples} examples, degree {degree}"
-        texts.append(f"**{title}** ({seeds} seed{'s' if seeds > 1 else ''})\n\n{table(own)}")
+        texts.append(f"**{title}** ({seeds_in_words(own)})\n\n{table(own)}")
     return "\n\n".join(texts)
 
 
-def complete(records: Sequence[Record], methods: int) -> list[Record]:
-    """Return the runs of the seeds in which every method has run in every world of the table.
+def seeds_in_words(records: Iterable[Record]) -> str:
+    """Return how many seeds the rows of a table have."""
+    cells = {(record["seed"], record["world"]) for record in records}
+    counts = Counter(world for _, world in cells).values()
+    least, most = min(counts), max(counts)
+    if least == most:
+        return f"{most} seed{'s' if most > 1 else ''}"
+    return f"{most} seeds; {least} where the interval is {'missing' if least == 1 else 'wider'}"
 
-    A table whose first seed is not complete has the worlds that are.
-    """
-    cells = [(record["seed"], record["world"]) for record in records]
-    done = {cell for cell in cells if cells.count(cell) == methods}
-    first = min((seed for seed, _ in cells), default=0)
-    worlds = {world for seed, world in done if seed == first}
-    seeds = {seed for seed, _ in done if all((seed, world) in done for world in worlds)}
-    return [r for r in records if r["seed"] in seeds and r["world"] in worlds]
+
+def complete(records: Sequence[Record], methods: int) -> list[Record]:
+    """Return the runs of the worlds and seeds in which every method has run."""
+    count = Counter((record["seed"], record["world"]) for record in records)
+    return [r for r in records if count[r["seed"], r["world"]] == methods]
 
 
 def place(record: Record) -> tuple[str, int, int, int]:

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 # A shell starts programs in the background with Ctrl-C ignored, and all that they start inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("fedspd", deadline=None)
+settings.register_profile("fedspd", deadline=None, max_examples=50)
 settings.load_profile("fedspd")
 
 

@@ -7,16 +7,13 @@ import pytest
 import torch
 
 import bytes_sent
-import centers
 import clusters_found
 import fedspd
-import finetune
-import informed
+import fedspd_centers
 import map_runs
 import map_tables
-from fedspd.comparison.jobs import list_jobs
-from fedspd.comparison.scheduler import run_all
-from fedspd.config import load, validate
+from fedspd.config import validate
+from fedspd.experiment.build import build_experiment
 
 SMALL = {
     "clients": 4,
@@ -28,79 +25,42 @@ SMALL = {
 }
 
 
-def test_centers_blend_equals_the_accuracy_before_the_final_phase(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = fedspd.run(SMALL, out=tmp_path / "run")
-    centers.main([tmp_path / "run"])
-    heading, line = (text.split() for text in capsys.readouterr().out.splitlines())
-    found = dict(zip(heading, line, strict=True))
-    assert float(found["blend"]) == round(
-        100 * result.summary["accuracy_before_final_phase"]["mean"], 1
+def test_centers_are_scored_by_the_state_before_the_final_phase() -> None:
+    summary = fedspd.run(SMALL).summary
+    (blend, _, _, final), (major, truth, label) = fedspd_centers.train(
+        build_experiment(validate(SMALL))
     )
-    assert 50 <= float(found["major"]) <= min(float(found["truth"]), float(found["label"])) <= 100
-
-
-def test_finetune_equals_a_run_with_fine_tuning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_all(list_jobs(validate(SMALL), ["fedspd", "fedavg"], 2), tmp_path / "c", 1)
-    finetune.main(tmp_path / "c", 5)
-    results = {
-        path.parent.name: json.loads(path.read_text())["accuracy"]["mean"]
-        for path in (tmp_path / "c").glob("*/result.json")
-    }
-    tuned = [
-        fedspd.run(load(tmp_path / "c" / f"fedavg,seed={s}" / "config.toml", ["fedavg.finetune=5"]))
-        for s in (0, 1)
-    ]
-    after = [result.summary["accuracy"]["mean"] for result in tuned]
-    before = [results[f"fedavg,seed={s}"] for s in (0, 1)]
-    against = [results[f"fedspd,seed={s}"] for s in (0, 1)]
-    assert before != after
-    assert capsys.readouterr().out.split()[::3] == [
-        f"{50 * sum(before):.1f}",
-        f"{50 * sum(after):.1f}",
-        f"{50 * (sum(after) - sum(against)):+.1f}".replace("-", "−"),
-    ]
+    assert blend == pytest.approx(summary["accuracy_before_final_phase"]["mean"], abs=1e-9)
+    assert final == pytest.approx(summary["accuracy"]["mean"], abs=1e-9)
+    assert 0.5 <= major <= min(truth, label) <= 1
 
 
 def test_majority_share_counts_examples_beside_most_of_their_kind() -> None:
     assigned = torch.tensor([0, 0, 1, 1, 1, 0])
-    assert centers.majority_share(assigned, torch.zeros(6, dtype=torch.long)) == 3 / 6
-    assert centers.majority_share(assigned, torch.tensor([7, 7, 7, 8, 8, 8])) == 4 / 6
-    assert centers.majority_share(assigned, torch.tensor([5, 5, 6, 6, 6, 5])) == 1
+    assert fedspd_centers.majority_share(assigned, torch.zeros(6, dtype=torch.long)) == 3 / 6
+    assert fedspd_centers.majority_share(assigned, torch.tensor([7, 7, 7, 8, 8, 8])) == 4 / 6
+    assert fedspd_centers.majority_share(assigned, torch.tensor([5, 5, 6, 6, 6, 5])) == 1
 
 
 def test_informed_has_every_example_in_its_true_cluster_after_every_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
-    correct = informed.Informed.with_true_clusters
+    correct = fedspd_centers.Informed.with_true_clusters
     monkeypatch.setattr(
-        informed.Informed,
+        fedspd_centers.Informed,
         "with_true_clusters",
         lambda self, state, data: seen.append(correct(self, state, data)) or seen[-1],
     )
-    (tmp_path / "small.toml").write_text(
-        'method = "fedspd"\nclients = 4\n[data]\nexamples = 60\n'
-        "[topology]\ndegree = 2\n[fedspd]\nfinal_epochs = 1\n"
-    )
-    informed.main(tmp_path / "small.toml", ["rounds=2"])
-    plan = informed.build_experiment(informed.load(tmp_path / "small.toml", ["rounds=2"])).plan
+    experiment = fedspd_centers.informed(build_experiment(validate({**SMALL, "rounds": 2})))
+    _, (_, truth_share, _) = fedspd_centers.train(experiment)
+    assert truth_share == 1
     assert len(seen) == 3  # the start and two rounds
+    truths = experiment.plan.truth
     for state in seen:
-        for row_E, truth, u_S in zip(
-            state.assignment_CE, plan.truth, state.mixture_CS, strict=True
-        ):
+        for row_E, truth, u_S in zip(state.assignment_CE, truths, state.mixture_CS, strict=True):
             assert row_E[: len(truth)].tolist() == truth.tolist()
             assert u_S.tolist() == pytest.approx([(truth == s).mean() for s in range(2)])
-    assert [word for word in capsys.readouterr().out.split() if word.isalpha()] == [
-        "blend",
-        "outputs",
-        "largest",
-        "final",
-    ]
 
 
 # ---- the map
@@ -131,10 +91,12 @@ def test_map_shows_seeds_and_worlds_that_are_complete() -> None:
     done = [
         record(m, 0, 80, world=w) for m in ("fedspd-split", "fedavg") for w in ("iid", "parity")
     ]
-    started = [record("fedavg", 1, 80), record("fedspd-split", 1, 80), record("fedavg", 2, 80)]
-    assert map_tables.complete([*done, *started], 2) == done  # parity is missing in seed 1
-    half = [record("fedavg", 0, 80, world="rotation")]
+    half = [record("fedavg", 2, 80), record("fedavg", 0, 80, world="rotation")]
     assert map_tables.complete([*done, *half], 2) == done  # not every method has run there
+    assert map_tables.seeds_in_words(done) == "1 seed"
+    more = [record("fedavg", 1, 80), record("fedspd-split", 1, 80)]
+    assert map_tables.complete([*done, *more, *half], 2) == [*done, *more]
+    assert map_tables.seeds_in_words([*done, *more]) == "2 seeds; 1 where the interval is missing"
 
 
 def test_map_runs_what_is_missing_and_keeps_what_is_there(
@@ -184,3 +146,16 @@ def test_bytes_of_split_and_fedavg_are_counted_in_the_same_setting() -> None:
         plain = validate(bytes_sent.setting(world, "fedavg", {}))
         assert (split.method, plain.method) == ("fedspd-split", "fedavg")
         assert (split.data, split.topology, split.rounds) == (plain.data, plain.topology, 30)
+
+
+def test_map_shares_the_rounds_of_rows_that_differ_in_their_final_phase() -> None:
+    base = {"clients": 4, "rounds": 3, "data": {"examples": 40, "test_examples": 20}}
+    base |= {"model": {"name": "mlp"}, "training": {"epochs": 1}}
+    rows = ("fedavg", "fedavg, fine-tuned", "fedavg, half-way")
+    configs = [map_runs.cell("x", base, "digits", "iid", 2, 0, row).config for row in rows]
+    shared = [map_runs.train(config) for config in configs]
+    assert map_runs.last_run is shared[0], "the others began with its rounds"
+    for config, one in zip(configs, shared, strict=True):
+        alone = fedspd.run(config).summary
+        assert one.summary["hash"] == alone["hash"]
+        assert one.summary["accuracy"] == alone["accuracy"]

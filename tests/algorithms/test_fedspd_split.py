@@ -23,6 +23,7 @@ from fedspd.algorithms.split_state import (
     shares,
 )
 from fedspd.core.block import Block
+from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
@@ -97,13 +98,15 @@ def test_split_finds_two_labellings_and_beats_fedavg(kind, clusters):
     assert gain > {"pure": 0.3, "mixed": 0.05}[kind]
 
 
-@pytest.mark.parametrize("differ", [False, True])
-def test_clusters_have_bodies_of_their_own_only_if_their_features_differ(differ):
+@pytest.mark.parametrize(
+    ("differ", "rule"), [(False, "uniform"), (True, "uniform"), (True, "median")]
+)
+def test_clusters_have_bodies_of_their_own_only_if_their_features_differ(differ, rule):
     pure_N = np.arange(12) % 2
     x, y, truth = two_labellings(12, 60, pure_N)
     if differ:
         x = [own + 0.7 * which for own, which in zip(x, pure_N.tolist(), strict=True)]
-    engine = simulate(FedSPDSplit(), x, y, truth, 8, Graph.complete(12), last=7)
+    engine = simulate(FedSPDSplit(), x, y, truth, 8, Graph.complete(12, rule), last=7)
     state, cut = state_of(engine), engine.plan.learner.cut
     assert state.clusters_C.tolist() == [2] * 12
     body_NB = cut.body(state.model_CP)
@@ -178,15 +181,27 @@ def test_run_of_the_warm_up_alone_is_not_split():
 
 
 def test_mixture_and_prior_never_travel():
-    x, y, _ = two_labellings(12, 30, np.arange(12) % 2)
-    algorithm = FedSPDSplit(clusters=2)
+    """No number of the mixtures and priors is among those that any exchange of a run offers."""
+    rng = np.random.default_rng(0)
+    x, y, _ = two_labellings(12, 30, rng.uniform(0.2, 0.8, 12))
+    algorithm, learner = FedSPDSplit(clusters=2), Learner(mlp, TRAINING)
     data = Block(range(12), 12, x, y, 30, rounds=6, diameter=4)
-    learner = Learner(mlp, TRAINING)
-    state = algorithm.begin(learner, data, Key(0))
-    marked = replace(state, log_prior_CK=torch.full_like(state.log_prior_CK, 123.0))
-    asked = next(algorithm.round(learner, marked, data, Key(0, 1)))
-    assert asked.model_CKP.shape == (12, 1, learner.size)
-    assert not (asked.model_CKP == 123.0).any()
+    state, secrets, sent = algorithm.begin(learner, data, Key(0)), [], []
+    assert len(state.log_prior_CK.unique()) > 12
+    for t in range(1, 6):
+        generator, answer = algorithm.round(learner, state, data, Key(0, t)), None
+        try:
+            while True:
+                asked = generator.send(answer)
+                sent.append(asked.model_CKP.flatten())
+                answer = Neighbourhood.of(RING, data.clients, asked)
+        except StopIteration as end:
+            state = end.value
+        secrets += [state.mixture_CS, state.log_prior_CK, state.log_prior_CK.exp() / 4]
+    hidden = torch.cat([table.flatten().float() for table in secrets]).unique()
+    hidden = hidden[(hidden != 0) & (hidden != 1)]
+    assert len(hidden) > 80
+    assert not torch.isin(hidden, torch.cat(sent).float()).any()
 
 
 def test_model_of_one_linear_layer_has_no_body():
@@ -252,6 +267,26 @@ def test_refit_is_em_on_the_mixture_alone():
     likelihood = [u_S[0] * 0.5 + u_S[1] * 0.25, u_S[0] * 0.1 + u_S[1] * 0.4]
     assert once.loss_C.item() == pytest.approx(-np.log(likelihood).mean())
     assert refit(learner, once, data, 4, Key(0)).loss_C < once.loss_C, "each step gains"
+
+
+def test_em_finds_the_share_of_a_labelling_that_is_known():
+    """Each cluster explains its own examples with 0.9 and the others with 0.1.
+
+    With a share u of the first cluster, its 14 of 20 examples have 0.1 + 0.8 u each, and the rest
+    0.9 - 0.8 u. So the likelihood is largest where 0.1 + 0.8 u = 14 / 20.
+    """
+    one_S, is_first_E = torch.tensor([0.1, 0.9]), torch.arange(20) < 14
+    p_SE = torch.stack([one_S[is_first_E.long()], one_S[(~is_first_E).long()]])
+    data = Block([0], 1, [torch.zeros(20, 1)], [torch.zeros(20, dtype=torch.long)], 20)
+    learner = Learner(lambda: nn.Linear(1, 2))
+    state = replace(
+        FedSPDSplit(clusters=2).begin(learner, data, Key(0)),
+        losses_CSE=-p_SE.log()[None],
+        mixture_CS=torch.tensor([[0.5, 0.5]], dtype=torch.double),
+        clusters_C=torch.tensor([2]),
+    )
+    found = refit(learner, state, data, 50, Key(0)).mixture_CS[0, 0]
+    assert float(found) == pytest.approx((14 / 20 - 0.1) / 0.8, abs=0.002)
 
 
 def test_heads_train_slower_than_the_body():

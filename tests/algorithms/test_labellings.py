@@ -138,6 +138,14 @@ def test_client_is_left_alone_only_if_neighbours_should_have_answered():
     assert left_alone(Neighbourhood.of(graph, [0], silent, np.array([0]))).all()
 
 
+def test_client_is_left_alone_by_a_robust_rule_with_one_neighbour():
+    asked = Exchange(*(torch.zeros(4, 1, dtype=torch.long) for _ in range(4)))
+    for rule, alone in (("uniform", []), ("clipped", [3])):
+        graph = Graph.from_edges(4, [(0, 1), (1, 2), (2, 0), (2, 3)], rule)
+        found = left_alone(Neighbourhood.of(graph, range(4), asked))
+        assert found.nonzero()[:, 0].tolist() == alone
+
+
 # ---- complete runs
 
 
@@ -225,6 +233,15 @@ def test_split_works_with_robust_rules(rule):
     engine = engine_of(12, 8, 1, clusters=2)
     for t in range(1, 9):
         engine.round(t, Graph.complete(12, rule))
+    assert_two_populations(engine.block.state)
+
+
+def test_client_with_one_neighbour_joins_what_the_others_found_by_a_robust_rule():
+    """Alone it would find no one else; as the lowest id it would decide for all."""
+    engine = engine_of(12, 8, 6)
+    rest = [(i, j) for i in range(1, 12) for j in range(1, i)]
+    for t in range(1, 9):
+        engine.round(t, Graph.from_edges(12, [(0, 1), *rest], "median"))
     assert_two_populations(engine.block.state)
 
 

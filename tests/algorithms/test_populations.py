@@ -19,6 +19,7 @@ from fedspd.algorithms.populations import (
     find_slopes,
     first_mixture,
     largest_gap,
+    mean_by_cluster,
     network_largest,
     network_mean,
 )
@@ -26,6 +27,7 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
+from fedspd.core.ledger import NO_CLUSTER
 
 KEY = Key(0, 3).of("directions")
 
@@ -67,6 +69,11 @@ def solve(make, graph: Graph):
     """Return the result of one generator over all clients."""
     data = block(graph)
     return drive([make(data)], graph, [data])[0]
+
+
+def nobody(data: Block) -> torch.Tensor:
+    """No client was left alone."""
+    return torch.zeros(len(data), dtype=torch.bool)
 
 
 def heads(n: int, populations: int, seed: int = 0, noise: float = 0.1, Q: int = 40, folds: int = 3):
@@ -172,7 +179,7 @@ def test_clusters_are_as_many_as_populations(count):
 
     def search(data):
         _, size_NM = yield from find_directions(d_NFQ, 4, data, KEY)
-        return (yield from choose_clusters(size_NM, data)), size_NM
+        return (yield from choose_clusters(size_NM, data, nobody(data))), size_NM
 
     clusters_N, size_NM = solve(search, graph)
     assert clusters_N.tolist() == [count] * 40
@@ -186,7 +193,7 @@ def test_two_clients_are_never_two_populations():
 
     def search(data):
         _, size_NM = yield from find_directions(d_NFQ, 3, data, KEY)
-        return (yield from choose_clusters(size_NM, data)), size_NM
+        return (yield from choose_clusters(size_NM, data, nobody(data))), size_NM
 
     clusters_N, size_NM = solve(search, Graph.from_edges(2, [(0, 1)]))
     assert clusters_N.tolist() == [1, 1]
@@ -212,7 +219,7 @@ def test_corners_are_those_of_an_exact_successive_projection():
     z_NM = torch.tensor(rng.dirichlet([1, 1, 1], 30) @ corner_SM)
     z_NM = z_NM - z_NM.mean(0)
     clusters = torch.full((30,), 3)
-    search = lambda data: find_corners(z_NM, clusters, 3, data)  # noqa: E731
+    search = lambda data: find_corners(z_NM, clusters, 3, data, nobody(data))  # noqa: E731
     found, _ = solve(search, Graph.complete(30))
     assert torch.allclose(found[0], successive_projection(z_NM, 3))
     assert torch.equal(found, found[:1].expand_as(found))
@@ -227,17 +234,40 @@ def test_corner_needs_a_second_client_near_it_under_a_robust_rule(rule, liars):
     z_NM[liars, 0] = torch.tensor([1e6, -1e7])[: len(liars)].double()
     clusters = torch.full((12,), 2)
     ring = Graph.from_edges(12, [(i, (i + k) % 12) for i in range(12) for k in (1, 2, 3)], rule)
-    found, _ = solve(lambda data: find_corners(z_NM, clusters, 2, data), ring)
+    found, _ = solve(lambda data: find_corners(z_NM, clusters, 2, data, nobody(data)), ring)
     honest = [i for i in range(12) if i not in liars]
     assert torch.equal(found[honest], found[honest[:1]].expand(len(honest), -1, -1))
     assert sorted(found[0].flatten().round().tolist()) == [-1.0, 1.0]
+
+
+def test_clients_that_were_left_alone_are_no_corners_and_decide_nothing():
+    z_NM = torch.tensor([[50.0], [50.0], [1.0], [1.1], [-1.0], [-1.1]]).double()
+    alone_N, two = torch.arange(6) < 2, torch.full((6,), 2)
+    everyone = Graph.complete(6, "median")
+    found, _ = solve(lambda data: find_corners(z_NM, two, 2, data, alone_N), everyone)
+    assert sorted(found[0].flatten().round().tolist()) == [-1.0, 1.0]
+    size_NM = torch.tensor([[9.0, 9, 9, 1]] * 2 + [[9.0, 1, 1, 1]] * 4)
+    for alone, S in ((alone_N, 2), (alone_N & False, 4)):
+        chosen = solve(lambda data: choose_clusters(size_NM, data, alone), everyone)  # noqa: B023
+        assert chosen.tolist() == [S] * 6
+
+
+def test_mean_by_cluster_reaches_clients_far_from_it_and_outvotes_a_liar():
+    x_N, ring = torch.tensor([1.0, 1, 1, 1, 9, 9, 9, 9, 1, 9, -1e6, 1]), [1, 2, 3]
+    edges = [(i, (i + k) % 12) for i in range(12) for k in ring]
+    cluster_N = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1, NO_CLUSTER])
+    graph = Graph.from_edges(12, edges, "median")
+    search = lambda data: mean_by_cluster(x_N[:, None], cluster_N, 3, data)  # noqa: E731
+    mean_NSX, is_found_NS1 = solve(search, graph)
+    assert mean_NSX[..., 0].tolist() == [[1, 9, 0]] * 12
+    assert is_found_NS1[..., 0].tolist() == [[True, True, False]] * 12
 
 
 def test_corner_without_a_second_client_is_found_only_without_a_robust_rule():
     z_NM = torch.tensor([[0.0], [0.1], [0.2], [0.1], [0.0], [50.0]]).double()
     for rule, spread in (("uniform", 50.0), ("median", 0.2)):
         found, _ = solve(
-            lambda data: find_corners(z_NM, torch.full((6,), 2), 2, data),
+            lambda data: find_corners(z_NM, torch.full((6,), 2), 2, data, nobody(data)),
             Graph.complete(6, rule),
         )
         assert float(found[0].max() - found[0].min()) == pytest.approx(spread, abs=0.2)
@@ -248,7 +278,7 @@ def test_first_mixture_prefers_the_nearest_corner_and_uses_no_other_cluster():
     clusters = torch.full((4,), 2)
 
     def search(data):
-        corner_NSM, _ = yield from find_corners(z_NM, clusters, 4, data)
+        corner_NSM, _ = yield from find_corners(z_NM, clusters, 4, data, nobody(data))
         return (yield from first_mixture(z_NM, corner_NSM, clusters, data))
 
     u_NS = solve(search, Graph.complete(4))
@@ -269,9 +299,9 @@ def test_all_vectors_zero_find_nothing():
     def search(data):
         V_NMQ, size_NM = yield from find_directions(d_NFQ, 2, data, KEY)
         z_NM = coordinates(V_NMQ, d_NFQ)
-        clusters = yield from choose_clusters(size_NM, data)
+        clusters = yield from choose_clusters(size_NM, data, nobody(data))
         two = torch.full((6,), 2)
-        corner_NSM, _ = yield from find_corners(z_NM, two, 2, data)
+        corner_NSM, _ = yield from find_corners(z_NM, two, 2, data, nobody(data))
         return clusters, corner_NSM, (yield from first_mixture(z_NM, corner_NSM, two, data))
 
     clusters, corner_NSM, u_NS = solve(search, graph)

@@ -14,12 +14,14 @@ from fedspd.algorithms.split_check import (
     correlation_with_features,
     features_of_halves,
     judge_split,
+    robust_signs,
     share_between_clusters,
 )
 from fedspd.core.block import Block
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.learner import Learner
+from fedspd.core.robust import ROBUST
 
 
 def solve(check, rule: str = "uniform"):
@@ -51,6 +53,15 @@ def halves(z_NM, change: float, seed: int = 1, B: int = 8):
     return chance_N2B + change * z_NM[:, :1, None]
 
 
+def judge(feature_N2B, z_NM, mixture_NS, rule: str = "uniform"):
+    """Return what judge_split finds for two clusters."""
+    n, is_robust = len(z_NM), rule in ROBUST
+    nobody, two_N = torch.zeros(n, dtype=torch.bool), torch.full((n,), 2)
+    options = {"alone_C": nobody, "is_robust": is_robust}
+    return solve(partial(judge_split, feature_N2B, z_NM, mixture_NS, two_N, **options), rule)
+
+
+@pytest.mark.parametrize("rule", ["uniform", *ROBUST])
 @pytest.mark.parametrize(
     ("ends", "change", "kept", "own_bodies"),
     [
@@ -60,10 +71,11 @@ def halves(z_NM, change: float, seed: int = 1, B: int = 8):
         ("pure", 0.0, True, False),
     ],
 )
-def test_split_is_kept_where_features_are_alike_or_clients_pure(ends, change, kept, own_bodies):
+def test_split_is_kept_where_features_are_alike_or_clients_pure(
+    ends, change, kept, own_bodies, rule
+):
     z_NM, mixture_NS = clients_between(ends)
-    check = partial(judge_split, halves(z_NM, change), z_NM, mixture_NS, torch.full((24,), 2))
-    found = solve(check)
+    found = judge(halves(z_NM, change), z_NM, mixture_NS, rule)
     assert found[0].tolist() == [kept] * 24
     assert found[1].tolist() == [own_bodies] * 24
 
@@ -71,10 +83,8 @@ def test_split_is_kept_where_features_are_alike_or_clients_pure(ends, change, ke
 def test_coordinates_that_are_not_in_use_do_not_count():
     z_NM, mixture_NS = clients_between("mixed")
     more_NM = torch.cat([z_NM, 50 * torch.randn(24, 1, dtype=torch.double)], 1)
-    two_N = torch.full((24,), 2)
     for change, kept in ((0.0, True), (3.0, False)):
-        check = partial(judge_split, halves(z_NM, change), more_NM, mixture_NS, two_N)
-        assert solve(check)[0].tolist() == [kept] * 24
+        assert judge(halves(z_NM, change), more_NM, mixture_NS)[0].tolist() == [kept] * 24
 
 
 def test_correlation_is_that_of_the_other_half_along_the_change_of_one():
@@ -110,9 +120,29 @@ def test_share_between_clusters_is_the_adjusted_r2():
     share = partial(share_between_clusters, z_NM, mixture_NS, two_N)
     # within 4 of 20, with 2 and 3 degrees of freedom
     assert solve(share).tolist() == pytest.approx([1 - (4 / 2) / (20 / 3)] * 4)
-    assert solve(share, rule="median").tolist() == [0.0] * 4
     few = partial(share_between_clusters, z_NM[:2], mixture_NS[:2], two_N[:2])
     assert solve(few).tolist() == [0.0] * 2, "any two points are two clusters"
+
+
+def test_robust_signs_are_medians_of_differences_to_the_middle_of_the_clusters():
+    """Of nine clients one lies, one lacks a half and one is alone: none of them counts much."""
+    z_NM = torch.tensor([[-3.0], [-2], [-1], [5], [6], [7], [900], [8], [-8]], dtype=torch.double)
+    feature_N2B = z_NM[:, :1, None].repeat(1, 2, 1)  # one feature in each half: the coordinate
+    feature_N2B[6] = -1e6
+    feature_N2B[7, 1] = torch.nan
+    mixture_NS = torch.nn.functional.one_hot((z_NM[:, 0] > 0).long(), 2).double()
+    alone_N = torch.arange(9) == 8
+    check = partial(robust_signs, feature_N2B, z_NM, mixture_NS, torch.full((9,), 2))
+    r_N, share_N = solve(partial(check, alone_C=alone_N), rule="median")
+    # centres -2 and (6 + 7) / 2, so that the middle is 2.25; differences to it, and to the centres:
+    total = np.median(np.square([-5.25, -4.25, -3.25, 2.75, 3.75, 4.75, 897.75]))
+    within = np.median(np.square([1, 0, 1, 1.5, 0.5, 0.5, 893.5]))
+    assert share_N.tolist() == pytest.approx([1 - within / 7 / (total / 8)] * 9)
+    # features have their centres at -2 and (5 + 6) / 2, and their middle at 1.75
+    z = np.array([-5.25, -4.25, -3.25, 2.75, 3.75, 4.75, 897.75])
+    feature = np.array([-4.75, -3.75, -2.75, 3.25, 4.25, 5.25, -1e6 - 1.75])
+    spread = np.sqrt(np.median(z**2) * np.median(feature**2))
+    assert r_N.tolist() == pytest.approx([np.median(z * feature) / spread] * 9)
 
 
 def test_features_are_what_the_head_sees_by_half():

@@ -33,7 +33,8 @@ PLAIN = [word for word in TINY if not word.startswith("fedspd")]
 BOTH = ["--methods", "fedspd,local", "--workers", "2"]
 ONE_SEED = ["--seeds", "1", "--workers", "1"]
 COMPARE = ["compare", *TINY, *BOTH, "--seeds", "2", "--out", "c"]
-DOCUMENTS = {"compare.json", "report.html", "report.md", "report.csv", "report.json", "figures"}
+REPORT = {f"report.{kind}" for kind in ("html", "md", "tex", "csv", "json")}
+DOCUMENTS = {"compare.json", "figures", *REPORT}
 
 
 @pytest.fixture(scope="module")

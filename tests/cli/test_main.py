@@ -15,39 +15,26 @@ from fedspd.cli.main import EXIT_CODES, execute
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 
 
-def imported_modules(code: str) -> set[str]:
-    """Return the modules that this code imports in a new process."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; import sys; print('IMPORTED', *sys.modules)"],
-        capture_output=True,
-        text=True,
+HELP = [
+    ["--help"],
+    ["run", "--help"],
+    ["bench", "--help"],
+    ["data", "--help"],
+    ["topology", "show", "--help"],
+    ["methods"],
+]
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from fedspd.cli.main import execute; "
+        f"codes = [execute(words) for words in {HELP}]; print('IMPORTED', codes, *sys.modules)"
     )
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.rpartition("IMPORTED")[2].split())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["run", "--help"],
-        ["bench", "--help"],
-        ["data", "--help"],
-        ["topology", "show", "--help"],
-        ["methods"],
-    ],
-)
-def test_help_imports_nothing_heavy(words):
-    code = f"from fedspd.cli.main import execute; assert execute({words}) == 0"
-    modules = imported_modules(code)
-    assert "fedspd.cli.main" in modules
-    assert not {"torch", "scipy", "numpy", "networkx", "matplotlib", "sklearn"} & modules
-
-
-def test_run_imports_libraries_of_figures_only_at_its_end():
-    modules = imported_modules("import fedspd.cli.running")
-    assert "torch" in modules
-    assert not {"matplotlib", "networkx", "scipy.stats", "sklearn"} & modules
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    printed = done.stdout.rpartition("IMPORTED")[2]
+    assert printed.startswith(f" {[0] * len(HELP)} "), done.stderr
+    heavy = {"torch", "scipy", "numpy", "networkx", "matplotlib", "sklearn"}
+    assert not heavy & set(printed.split())
 
 
 def test_help_documents_exit_codes():
@@ -122,6 +109,22 @@ def test_unexpected_error_shows_its_traceback_and_ends_with_1(tmp_path, monkeypa
         "error": "AssertionError: not today",
         "exit_code": 1,
     }
+
+
+def test_ctrl_c_that_an_import_turns_into_another_error_stops_the_command(
+    tmp_path, monkeypatch, capsys
+):
+    """As numpy does, whose modules are half there then."""
+    (tmp_path / "turns.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise RuntimeError from None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert execute(["run", "model.name=turns:Net", "--out", "a"]) == 130
+    assert capsys.readouterr().err == "fedspd: Stopped.\n"
 
 
 def test_methods_shows_all_with_their_options(capsys):

@@ -36,13 +36,15 @@ def error_of(words: list[str], capsys) -> str:
 
 def test_network_is_created_extended_and_revoked(here, config, capsys):
     assert execute(["network", "create", "plant.toml"]) == 0
-    created, copy, secret = capsys.readouterr().out.splitlines()
+    created, local, copy, secret = capsys.readouterr().out.splitlines()
     assert created.endswith(" with 4 nodes.")
+    assert local.endswith("--addresses sets those of devices.")
     assert copy == "Copy each folder in plant/nodes to its device."
     assert secret == "Keep plant/ca.key secret and on this machine: it can add nodes."
     assert execute(["network", "add", "new", "--neighbours", "node-0,node-2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Added node new: client 4, address 127.0.0.1:7704.",
+        "Its certificate is valid for 365 days.",
         "Copy plant/nodes/new to its device.",
     ]
     assert execute(["network", "revoke", "node-1", "--network", str(here / "plant")]) == 0
@@ -70,6 +72,14 @@ def test_show_prints_a_table_of_the_nodes(plant, capsys, monkeypatch):
     (line,) = [line for line in lines if "127.0.0.1:7702" in line]
     name, client, _, neighbours, _, revoked = (cell.strip() for cell in line.strip("│").split("│"))
     assert (name, client, neighbours, revoked) == ("node-2", "2", "node-1, node-3", "yes")
+
+
+def test_show_never_cuts_off_an_address(plant, capsys, monkeypatch):
+    """The operator copies it to a firewall; 80 columns are usual, and those of a pipe."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert execute(["network", "show"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"127.0.0.1:{port}" in out for port in (7700, 7701, 7702, 7703))
 
 
 def test_create_takes_names_addresses_shape_and_values(here, config, capsys):

@@ -95,6 +95,7 @@ def test_node_shows_its_status_while_it_waits_and_stops_on_sigterm(plant, capsys
     assert process.returncode == 0
     lines = [sorted(json.loads(line)) for line in log.splitlines()]
     assert lines == [["level", "message", "time"]] * len(lines)
+    assert json.loads(log.splitlines()[-1])["message"] == "node stopped: node=node-0 round=0"
     assert execute(["node", "status", "--bundle", str(bundle)]) == 0
     assert "node-0: not running, round 0" in capsys.readouterr().out
 
@@ -113,7 +114,7 @@ def test_node_that_is_interrupted_while_it_starts_exits_with_0(plant):
 
 def test_node_trains_exports_and_predicts(alone, here, capsys):
     assert execute(["node", "run", "--bundle", str(alone)]) == 0
-    assert "training finished: node=node-0 rounds=2" in capsys.readouterr().err
+    assert "training finished: node=node-0 rounds=2 rounds_alone=2" in capsys.readouterr().err
     assert execute(["node", "export", "--bundle", str(alone), "--to", "model.safetensors"]) == 0
     assert capsys.readouterr().out == "model.safetensors\n"
     assert (here / "model.safetensors").stat().st_size > 650 * 4

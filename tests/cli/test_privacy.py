@@ -5,8 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import fedspd
 from fedspd.cli.main import app
-from fedspd.core.errors import ConfigError
+from fedspd.config import load
+from fedspd.core.errors import ConfigError, StorageError
+from fedspd.experiment.callbacks import Callback
 
 SETTINGS = [
     "method=fedspd", "rounds=4", "clients=4", "topology.kind=ring", "data.examples=40",
@@ -41,6 +44,30 @@ def test_privacy_of_a_config_is_what_its_run_spends(tmp_path):
         call("privacy", str(folder), "rounds=3")
     with pytest.raises(ConfigError, match="neither a run nor a node"):
         call("privacy", str(tmp_path))
+
+
+def test_privacy_of_a_run_without_any_or_with_an_older_ledger_is_a_sentence(tmp_path):
+    plain = tmp_path / "plain"
+    settings = [own for own in SETTINGS if not own.startswith("privacy")]
+    call("run", *settings, "rounds=1", "--out", str(plain), "--workers", "1", "--json")
+    with pytest.raises(ConfigError, match="this run is not private"):
+        call("privacy", str(plain))
+    private = tmp_path / "private"
+    call("run", *SETTINGS, "rounds=1", "--out", str(private), "--workers", "1", "--json")
+    events = private / "events.jsonl"
+    events.write_text(events.read_text().replace('"received"', '"receivers"'))
+    with pytest.raises(StorageError, match=r"events.jsonl: .*'received'.*an older version"):
+        call("privacy", str(private))
+
+
+def test_privacy_of_a_run_that_is_under_way_has_the_rounds_that_are_over(tmp_path):
+    class Look(Callback):
+        def on_round(self, event):
+            found = json.loads(call("privacy", str(tmp_path / "run"), "--json"))
+            assert [t for t, _ in found["rounds"]] == [*range(1, event["round"] + 1)]
+            assert found["all"][0] == pytest.approx(event["privacy"]["epsilon"][0])
+
+    fedspd.run(load(None, SETTINGS), out=tmp_path / "run", callbacks=[Look()], workers=1)
 
 
 def test_privacy_of_nbafl_shows_the_nominal_and_the_true_cost():

@@ -55,7 +55,7 @@ def test_populations_speak_for_split():
     assert advice.lead.mean == pytest.approx(0.1)
     assert advice.lead.half == pytest.approx(3.182 * math.sqrt(2e-4 / 3) / 2, rel=1e-3)
     assert advice.sentence == (
-        "fedspd-split fits these data: the clients form 2 populations (ratio of eigenvalues 8.0, "
+        "fedspd-split fits these data: they come from 2 populations (ratio of eigenvalues 8.0, "
         "threshold 1.8), their labels are not skewed (distance 0.00, by chance 0.12), and sharing "
         "is worth 20.0 ± 2.6 points against local-only training. Sure: it is 10.0 ± 1.3 points "
         "ahead of fedavg, finetune=10 (95 % interval over 4 clients), and the ratio is a factor "

@@ -100,6 +100,12 @@ def test_split_arguments_rejects_a_second_config_file():
         ("fedspd.warmpu=4", "fedspd.warmpu: unknown key; did you mean 'warmup'?"),
         ("training.learning=4", "training.learning: unknown key; expected one of: "),
         ("topolgy.degree=4", "topolgy: unknown key; did you mean 'topology'?"),
+        ("training.learning_rate=1", "training.learning_rate: unknown key; did you mean 'lr'?"),
+        ("batch_size=4", "batch_size: unknown key; did you mean 'training.batch'?"),
+        ("alpha=0.1", "alpha: unknown key; did you mean 'data.alpha'?"),
+        ("dataset=mnist", "dataset: unknown key; did you mean 'data.name'?"),
+        ("algorithm=fedavg", "algorithm: unknown key; did you mean 'method'?"),
+        ("method=FedAvg", "method = 'FedAvg': unknown method; did you mean 'fedavg'?"),
         ("method=fedsdp", "method = 'fedsdp': unknown method; did you mean 'fedspd'?"),
         ("rounds=ten", 'rounds = "ten": expected an integer.'),
         ("rounds=true", "rounds = true: expected an integer."),
@@ -345,6 +351,23 @@ def test_options_of_a_method_that_does_not_take_part_are_refused(tmp_path):
         check_used(config, ["fedavg", "fedspd"])
     check_used(load(path, ["fedspd.warmup=default"]), ["fedavg"])
     check_used(load(path, ["method=fedspd"]), ["fedavg", "local"])
+
+
+def test_all_options_of_other_methods_are_named_at_once():
+    """So that one command unsets them, where a config of another run is used again."""
+    config = load(overrides=["method=fedavg", "fedspd.warmup=3", "pfedme.lambda=2"])
+    sentence = (
+        r"^fedspd.warmup = 3, pfedme.lambda = 2.0: options of other methods, and "
+        r"method = 'fedavg'. Leave them out, or unset them with fedspd.warmup=default "
+        r"pfedme.lambda=default\.$"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        check_used(config, ["fedavg"])
+
+
+def test_dotted_key_of_a_dictionary_is_explained():
+    sentence = "training.lr: unknown key; expected a table, {'training': {'lr': ...}}."
+    assert rejection(tree={"training.lr": 0.1}) == sentence
 
 
 def test_options_that_follow_from_privacy_are_nobodys_choice():

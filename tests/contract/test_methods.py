@@ -212,7 +212,7 @@ class Alone(FedAvg):
         (
             Averaging,
             checks.check_engines_agree,
-            "Averaging: the result with workers = 2 differs at clients 0, 1, 2, 3, 4; ",
+            "Averaging: the result with workers = 3 differs at clients 0, 1, 2, 3, 4; ",
         ),
         (
             Scalar,
@@ -295,6 +295,8 @@ def test_check_method_makes_every_check_with_the_options(monkeypatch) -> None:
         check_method(FedAvg, finetun=1)
     with pytest.raises(MethodError, match="Peeking: join uses the models"):
         check_method(Peeking)
+    with pytest.raises(ConfigError, match=r"^method = 'object': not a method; expected a frozen d"):
+        check_method(object)
     assert set(CHECKS) == {check for name, check in vars(checks).items() if is_check(name)}
 
 

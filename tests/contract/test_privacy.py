@@ -119,6 +119,25 @@ def test_training_on_disjoint_parts_is_paid_once_for_examples_and_each_time_for_
             next(learner.train_parts([model_CP] * 2, data, plan.key, [data.present_CE] * 2))
 
 
+def test_disjoint_part_is_paid_for_before_it_is_given_out():
+    """A method may send one part before it asks for the next, or never ask for the end."""
+    for mechanism, updates in ((MECHANISM, [1, 1]), (NoisyUpdate(1.0, 1.0), [1, 2])):
+        plan = subject_of("fedavg", mechanism).plan()
+        learner, data = plan.learner, plan.train
+        models = [learner.draw(plan.key).repeat(len(data), 1)] * 2
+        parts = [data.present_CE, torch.zeros_like(data.present_CE)]
+        given, found = learner.train_parts(models, data, plan.key.at(2), parts), []
+        for _ in range(2):
+            next(given)
+            found.append(len(learner.effort.releases[0]))
+        assert found == updates
+        given = learner.train_parts(models, data, plan.key.at(3), parts)
+        for _ in range(2):
+            learner.effort.releases.clear()  # as an exchange does
+            next(given)
+            assert len(learner.effort.releases[0]) == 1
+
+
 def test_private_folds_are_drawn_for_each_example_alone():
     """One example less: the folds of those before it stay, and none is balanced by the others."""
     plan = subject_of("fedspd-split").plan(counts=[400])

@@ -32,7 +32,7 @@ def final_tables(method: str, model: str) -> tuple[bool, dict[str, Tensor]]:
     return experiment.plan.learner.stacked_trainer is not None, engine.block.tables()
 
 
-@pytest.mark.parametrize("model", ["mlp", "linear"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("linear", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_method_ends_in_the_same_state_as_in_the_loop(method, model, monkeypatch):
     is_stacked, found = final_tables(method, model)

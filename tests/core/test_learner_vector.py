@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedspd.core.errors import ConfigError
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 
@@ -46,6 +47,17 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder(torch.relu(self.encoder(x)))
+
+
+class Sequence(nn.Module):
+    """A head on every position of a sequence; the output is their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).mean(1)
 
 
 class Counting(nn.Module):
@@ -165,3 +177,21 @@ def test_draw_does_not_depend_on_earlier_training():
     learner.module.train()
     learner.module(torch.randn(5, 3, 8, 8))
     assert torch.equal(learner.draw(Key(1)), drawn_P)
+
+
+def test_features_of_a_sequence_are_the_mean_over_its_positions():
+    learner = Learner(Sequence)
+    x = torch.tensor([[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [4.0, 2.0]]])
+    assert learner.features(learner.draw(Key(1)), x).tolist() == [[2.0, 4.0], [2.0, 1.0]]
+
+
+@pytest.mark.parametrize("change", ["frozen", "tied"])
+def test_head_whose_parameters_do_not_stand_together_has_no_cut(change):
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    if change == "frozen":
+        for layer in module:  # the biases stand together behind both weights
+            layer.bias.requires_grad_(False)
+    else:
+        module[1].weight = module[0].weight
+    with pytest.raises(ConfigError, match="are tied to another layer or partly frozen"):
+        _ = Learner(lambda: module).cut

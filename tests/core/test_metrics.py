@@ -127,6 +127,13 @@ def test_spread_leaves_out_scores_that_are_not_finite():
     assert all(math.isnan(value) for value in vars(Spread.of(np.array([np.nan]))).values())
 
 
+def test_worst_errors_are_the_highest():
+    """Of 1, ..., 20 the worst tenth are 19 and 20; `lowest` is the worst of all."""
+    errors = np.random.default_rng(0).permutation(20) + 1.0
+    spread = Spread.of(errors, is_error=True)
+    assert spread == Spread(mean=10.5, std=float(errors.std()), worst=19.5, lowest=20.0)
+
+
 def test_consensus_distance_equals_numbers_worked_by_hand():
     """Two clients. Cluster 0: 1 and 3, 1 from their mean.
 
@@ -161,6 +168,9 @@ def test_switched_clients_are_those_with_other_labels():
     right, switched, confused = [[9, 0], [1, 10]], [[1, 10], [9, 0]], [[5, 5], [5, 5]]
     assert switched_clients(np.array([right, switched, right, confused, right])).tolist() == [1]
     assert switched_clients(np.array([right, right])).tolist() == []
+    for count, found in ((2, [1]), (3, [])):  # 90 % and 85 % of 40 examples tell them apart
+        other = [[count, 20 - count], [20 - count, count]]
+        assert switched_clients(np.array([right, other, right, right, right])).tolist() == found
 
 
 def test_pure_clients_have_nothing_to_switch():

@@ -146,8 +146,8 @@ def test_clipping_scales_a_long_gradient_and_leaves_a_short_one():
 
 def test_schedules_follow_the_numbers_worked_by_hand():
     cosine = TrainingOptions(lr=0.2, schedule="cosine").over(4)
-    expected = [0.2, 0.1 * (1 + math.sqrt(0.5)), 0.1, 0.1 * (1 - math.sqrt(0.5)), 0.0]
-    assert [cosine.rate(t) for t in range(1, 6)] == pytest.approx(expected)
+    expected = [0.2, 0.1 * (1 + math.sqrt(0.5)), 0.1, 0.1 * (1 - math.sqrt(0.5)), 0.0, 0.0]
+    assert [cosine.rate(t) for t in range(1, 7)] == pytest.approx(expected)
     constant = TrainingOptions(schedule="constant", first_round_factor=1, epochs=2)
     assert constant.rates(150) == [0.05, 0.05]
     assert TrainingOptions().over(200).rate(150) == pytest.approx(0.05 * 0.8**29)

@@ -97,14 +97,25 @@ def test_clients_of_a_complete_graph_keep_their_own_of_two_models(rule):
             assert 2 < row[1] < 4  # of three models, by the rule
 
 
+@pytest.mark.parametrize("rule", sorted(ROBUST))
+def test_unmade_offer_of_a_complete_graph_is_no_own_model(rule):
+    """Clients 1 and 2 offer nothing; 0 and 1 want nothing."""
+    cluster_N1, want_N1 = torch.tensor([[0], [-1], [-1]]), torch.tensor([[-1], [-1], [0]])
+    offers = Exchange(cluster_N1, torch.tensor([[[4.0]], [[5]], [[6]]]), torch.ones(3, 1), want_N1)
+    mean = Neighbourhood.of(Graph.complete(3, rule), range(3), offers).mean(want_N1)
+    assert mean.model_CMP.flatten().tolist() == [0, 0, 4]
+    assert mean.received_CM.flatten().tolist() == [False, False, True]
+
+
 def test_clipping_without_an_own_model_starts_from_the_median():
     """Of 1, 2 and 30 the median is 2; the lengths are 1, 0 and 28: (1 + 2 + 3) / 3."""
     assert clipped(column(1, 2, 30), own(None, 3)).item() == 2
 
 
 def test_clipping_ignores_values_that_are_not_numbers():
-    """As if it were the client's own: (10 + 10 + 12) / 3."""
+    """As if it were the client's own: (10 + 10 + 12) / 3, even if most values are such."""
     assert clipped(column(10, torch.nan, 12), own(0, 3)).item() == pytest.approx(32 / 3)
+    assert clipped(column(10, torch.nan, 12, torch.nan), own(0, 4)).item() == 10.5
 
 
 @pytest.mark.parametrize("rule", sorted(ROBUST))

@@ -206,8 +206,9 @@ def between(layers: tuple[nn.Module, ...]) -> nn.Module:
         (nn.Dropout(0.3),),
         (nn.Dropout(0.3), nn.ReLU(), Dropout(0.25)),
         (nn.Dropout(0.0), nn.Dropout(0.5, inplace=True)),
+        (nn.Dropout(0.5), nn.Dropout(1.0)),
     ],
-    ids=["ours", "torch", "two layers", "none, then in place"],
+    ids=["ours", "torch", "two layers", "none, then in place", "all"],
 )
 def test_dropout_draws_as_in_the_loop_whichever_clients_train_together(layers):
     """Other masks would change the parameters by about 0.01."""

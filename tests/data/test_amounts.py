@@ -1,7 +1,7 @@
 """Numbers of examples for every client, compared with numbers computed by hand."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspd.core.keys import Key
@@ -22,7 +22,6 @@ def test_client_amounts_form_three_groups() -> None:
 
 
 @given(st.integers(1, 40), st.integers(2, 300), st.floats(1, 50), st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
 def test_client_amounts_have_the_given_mean_and_ratio(
     clients: int, examples: int, ratio: float, seed: int
 ) -> None:
@@ -62,7 +61,6 @@ def test_fill_takes_classes_that_no_client_prefers_when_others_run_out() -> None
     st.sampled_from([1e-3, 0.1, 1.0]),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
 def test_fill_meets_every_amount_within_the_sizes(
     clients: int, classes: int, seed: int, alpha: float, uses_all: bool
 ) -> None:

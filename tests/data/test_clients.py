@@ -135,8 +135,8 @@ def test_run_has_the_clients_of_its_data_and_records_them(tmp_path):
     assert result.experiment.config.clients == len(result.accuracy) == 3
     assert fedspd.run(CONFIG, data=TABLE, out=tmp_path / "a", resume=True).summary == result.summary
     names = {"hash", "sources", "options", "seed", "distributions", "clients"}
-    dealt = fedspd.run(CONFIG | {"clients": 3, "data": {"mixture": "iid"}}, data=TABLE)
-    assert set(partition) == set(dealt.experiment.federation.description) == names
+    again = fedspd.run(CONFIG | {"clients": 3, "data": {"mixture": "iid"}}, data=TABLE)
+    assert set(partition) == set(again.experiment.federation.description) == names
 
 
 def test_fewer_clients_are_a_seeded_choice_and_newcomers_are_others():
@@ -146,12 +146,14 @@ def test_fewer_clients_are_a_seeded_choice_and_newcomers_are_others():
 
     assert names(0, clients=2) == names(0, clients=2)
     assert len({tuple(names(seed, clients=2)) for seed in range(4)}) > 1
-    joined = names(1, holdout_clients=1)
-    assert sorted(joined) == ["ann", "bob", "cy"]
-    assert joined[:2] == sorted(joined[:2])
+    joined = [names(seed, holdout_clients=1) for seed in range(6)]
+    for all_names in joined:
+        assert sorted(all_names) == ["ann", "bob", "cy"]
+        assert all_names[:2] == sorted(all_names[:2])
+    assert len({last for _, _, last in joined}) > 1
 
 
-def test_mixture_deals_the_examples_anew():
+def test_mixture_partitions_the_examples_again():
     result = fedspd.run(CONFIG | {"clients": 5, "data": {"mixture": "iid"}}, data=TABLE)
     assert len(result.accuracy) == 5
 

@@ -5,7 +5,7 @@ import pytest
 
 import fedspd
 from fedspd.core.errors import DataError
-from fedspd.data.arrays import RawPart, Reading, from_arrays, from_parts
+from fedspd.data.arrays import RawPart, Reading, from_parts
 from fedspd.data.custom import load_source
 
 X = np.random.default_rng(0).normal(size=(12, 3))
@@ -29,20 +29,20 @@ CLASSES_READ = "y: the numbers 0, 1, 2 were read as classes. If they are regress
     ],
 )
 def test_labels_become_classes_with_their_names(y, names, notes):
-    source = from_arrays(X, y, X, y)
+    source = load_source((X, y, X, y))
     assert (source.classes, source.class_names, len(source.notes)) == (3, names, notes)
     assert source.train.y.tolist() == source.test.y.tolist() == CODES.tolist()
 
 
 def test_booleans_are_two_classes():
-    assert from_arrays(X, CODES == 1).class_names == ("False", "True")
+    assert load_source((X, CODES == 1)).class_names == ("False", "True")
 
 
 def test_loss_decides_what_targets_are():
-    assert from_arrays(X, CODES, reading=Reading(task="regression")).classes == 0
-    assert from_arrays(X, X[:, 0].round(), reading=Reading(task="classes")).classes > 1
+    assert load_source((X, CODES), reading=Reading(task="regression")).classes == 0
+    assert load_source((X, X[:, 0].round()), reading=Reading(task="classes")).classes > 1
     with pytest.raises(DataError, match=r"^y: type <U1; expected numbers, since the loss is sq"):
-        from_arrays(X, ["a"] * 12, reading=Reading(task="regression"))
+        load_source((X, ["a"] * 12), reading=Reading(task="regression"))
 
 
 def test_guess_is_an_alarm_of_the_run():
@@ -67,7 +67,7 @@ def test_labels_of_a_device_stay_the_networks_numbers(tmp_path):
     device = load_source(tmp_path / "a.npz", reading=Reading(is_numbered=True))
     assert (device.classes, sorted(set(device.train.y))) == (5, [0, 2, 4])
     with pytest.raises(DataError, match=r"^y: labels are strings; expected the numbers of the net"):
-        from_arrays(X, ["a"] * 12, reading=Reading(is_numbered=True))
+        load_source((X, ["a"] * 12), reading=Reading(is_numbered=True))
 
 
 def test_known_classes_refuse_other_labels():

@@ -117,7 +117,6 @@ def test_every_mixture_has_a_description() -> None:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
 def test_federate_assigns_every_example_once_and_exact_amounts(case: Case) -> None:
     federation = federate(*case)
     for part, is_test in zip(both(federation), (False, True), strict=True):
@@ -130,7 +129,6 @@ def test_federate_assigns_every_example_once_and_exact_amounts(case: Case) -> No
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
 def test_truth_is_the_distribution_of_each_example(case: Case) -> None:
     federation, mixture = federate(*case), case.options.mixture
     assert federation.distributions == DISTRIBUTIONS[mixture]
@@ -149,7 +147,6 @@ def test_truth_is_the_distribution_of_each_example(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
 def test_federate_keeps_shares_to_within_one_example(case: Case) -> None:
     options = DataOptions(
         mixture="parity",
@@ -164,7 +161,7 @@ def test_federate_keeps_shares_to_within_one_example(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_partition_follows_from_the_key(case: Case) -> None:
     one, again = federate(*case), federate(*case)
     other = federate(*case._replace(key=Key(case.key.seed + 1)))
@@ -187,7 +184,6 @@ def test_rotation_and_parity_rotates_half_of_the_even_and_half_of_the_odd_labels
 
 
 @given(st.integers(2, 10), st.integers(0, 1000), st.data())
-@settings(max_examples=50, deadline=None)
 def test_permutations_disagree_on_every_class(classes: int, seed: int, data: st.DataObject) -> None:
     distributions = data.draw(st.integers(2, classes))
     options = DataOptions(mixture="permutation", examples=40, distributions=distributions)

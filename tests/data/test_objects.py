@@ -71,6 +71,14 @@ def test_columns_are_refused_where_there_are_none(tmp_path):
     load_source({"one": TABLE}, reading=READ)
 
 
+def test_index_that_pandas_wrote_is_not_an_input(tmp_path):
+    TABLE.to_csv(tmp_path / "a.csv")  # with the numbers of the rows
+    TABLE.to_csv(tmp_path / "b.csv", index=False)
+    indexed, plain = (load_source(tmp_path / name, reading=READ) for name in ("a.csv", "b.csv"))
+    assert indexed.shape == (3,)
+    assert np.array_equal(indexed.train.x, plain.train.x)
+
+
 def test_damaged_tables_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")

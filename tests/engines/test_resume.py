@@ -152,7 +152,7 @@ def test_disk_that_is_full_before_the_start_is_reported(lab, small_disk):
     assert run.end() == 2
     assert run.stderr == (
         f"fedspd: '{out}': the folder could not be written (the disk is full). "
-        "Fix the cause, then start the run again.\n"
+        "Fix the cause, then try again.\n"
     )
     (small_disk / "fill").unlink()
     assert lab.start("run", *lab.tiny, "rounds=1", "--out", out).end() == 0

@@ -30,6 +30,8 @@ TINY = {
     "fedspd": {"final_epochs": 1, "align_every": 2},
 }
 
+MEASURED = ("fedspd-split", "fedspd", "fedsoft", "local")  # all kinds of measures and traffic
+
 
 def outcome(config, workers, model=None):
     """Return the hash of the final state, and all events without their times."""
@@ -41,12 +43,14 @@ def outcome(config, workers, model=None):
     return result.summary["hash"], events
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_simulator_gives_the_same_result_with_one_two_and_three_workers(method):
+@pytest.mark.parametrize(
+    "method",
+    [m if m in MEASURED else pytest.param(m, marks=pytest.mark.long) for m in METHODS],
+)
+def test_simulator_records_the_same_with_one_and_three_workers(method):
+    """The states of all methods are compared by the contract's checks."""
     config = without_other_methods(TINY | {"method": method}, method)
-    one = outcome(config, 1)
-    assert outcome(config, 2) == one
-    assert outcome(config, 3) == one
+    assert outcome(config, 3) == outcome(config, 1)
 
 
 def test_simulator_takes_more_workers_than_clients():

@@ -42,6 +42,9 @@ def test_safetensors_has_the_weights(run, tmp_path):
         check_inputs(file.metadata()["fedspd"])
         for name, tensor in run.model(1).state_dict().items():
             assert torch.equal(file.get_tensor(name), tensor)
+    (tmp_path / "plain").touch()
+    modes = {(tmp_path / name).stat().st_mode for name in ("plain", "m.safetensors")}
+    assert len(modes) == 1  # others may read it where they may read other files
 
 
 def test_pt2_predicts_as_the_client_does(run, tmp_path):

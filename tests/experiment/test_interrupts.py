@@ -63,6 +63,19 @@ def test_ctrl_c_that_python_loses_ends_the_run(kind, saved, tmp_path, loses_ctrl
     assert (latest and latest[1]["round"]) == saved
 
 
+def test_ctrl_c_that_was_lost_before_a_run_ends_it_at_its_start(tmp_path, loses_ctrl_c):
+    """A command waits for signals while it imports what it needs."""
+
+    def command():
+        with interrupts.interrupts():
+            loses_ctrl_c("start").on_start({"event": "start"})
+            fedspd.run(TINY, out=tmp_path / "a")
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert not (tmp_path / "a").exists()
+
+
 class StartedError(Exception):
     pass
 

@@ -87,7 +87,20 @@ def test_run_refuses_a_model_that_does_not_fit_before_it_writes(tmp_path):
         fedspd.run(TINY, model=lambda shape, classes: 1 / 0, out=tmp_path / "a")
     with pytest.raises(ConfigError, match=r"^model: a value of type int; expected a function"):
         fedspd.run(TINY, model=3, out=tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"^model: a value of type Linear; expected a function"):
+        fedspd.run(TINY, model=nn.Linear(64, 10), out=tmp_path / "a")
+    sentence = (
+        r"^model: OfClasses cannot be called with a shape and a number of classes \(too many .*\); "
+        r"expected a function .*\. Pass lambda shape, classes: OfClasses\(\.\.\.\)\.$"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        fedspd.run(TINY, model=OfClasses, out=tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+class OfClasses(nn.Linear):
+    def __init__(self, classes=10):
+        super().__init__(64, classes)
 
 
 def with_two_linear_layers(shape, classes):

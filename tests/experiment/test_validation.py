@@ -186,6 +186,18 @@ def test_finished_run_with_more_rounds_ends_as_one_that_had_them_from_the_start(
     assert again.summary["hash"] == whole.summary["hash"]
 
 
+def test_run_that_was_interrupted_takes_more_rounds(tmp_path):
+    class Fail(Callback):
+        def on_round(self, event):
+            if event["round"] == 3:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fedspd.run(TINY, out=tmp_path / "run", callbacks=[Fail()])
+    longer = fedspd.run(TINY | {"rounds": 5}, out=tmp_path / "run", resume=True)
+    assert longer.summary["hash"] == fedspd.run(TINY | {"rounds": 5}).summary["hash"]
+
+
 def test_split_run_with_more_rounds_warns_where_it_differs(tmp_path):
     config = {**TINY, "method": "fedspd-split", "rounds": 5}
     short = {"warmup": 1, "final_epochs": 0}

@@ -143,7 +143,7 @@ def test_build_model_outputs_one_score_per_class_or_one_value_for_regression(nam
     assert build_model(ModelOptions(name=name), COLOUR, 0)(x_NCHW).shape == (2,)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.tuples(st.integers(1, 4), st.integers(4, 33), st.integers(4, 33)))
 def test_image_models_accept_every_size(shape: tuple[int, int, int]) -> None:
     x_NCHW = torch.zeros(2, *shape)

@@ -41,6 +41,11 @@ def test_gaussian_epsilon_of_hardly_any_noise_is_half_of_mu_squared():
     assert gaussian_epsilon(1e-9, 1e-5) == 0.0
 
 
+@pytest.mark.filterwarnings("error")
+def test_gaussian_epsilon_of_next_to_no_noise_is_finite():
+    assert gaussian_epsilon(1e9, 1e-5) == pytest.approx(5e17, rel=1e-6)  # mu squared / 2
+
+
 def test_epsilon_grows_with_every_release_and_is_zero_without():
     spent = [epsilon([STEP] * rounds, 1e-5) for rounds in range(6)]
     assert spent[0] == 0.0
@@ -68,7 +73,7 @@ def test_budget_that_is_too_small_says_how_many_rounds_it_permits():
 
     with pytest.raises(ConfigError, match="too small for 40 rounds") as caught:
         noise_for(0.2, 1e-6, releases)
-    permitted = int(str(caught.value).split("at most ")[1].split(" rounds")[0])
+    permitted = int(str(caught.value).split("rounds = ")[1].split(" at most")[0])
     most = accountant.MOST_NOISE
     assert 0 < permitted < 40
     assert epsilon([Release(most, 1.0, permitted)], 1e-6) <= 0.2

@@ -27,6 +27,7 @@ from fedspd.runtime.plan import Plan
 
 DELTA = 1e-5
 HALF_WAY = 0.5e-6  # of the step of one_step's canary, which both sides know
+LONG = [pytest.mark.long, pytest.mark.timeout(7200)]  # minutes, an hour on a busy machine
 
 
 # ---- one step of the mechanism alone
@@ -98,7 +99,7 @@ def claimed(mechanism: DPSGD) -> float:
     return epsilon([mechanism.update_release(1)], DELTA)
 
 
-@pytest.mark.parametrize("trials", [400, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [400, pytest.param(10_000, marks=LONG)])
 def test_one_step_audit_finds_as_much_of_the_claim_as_its_trials_allow_and_no_more(trials):
     """What to expect follows from the number of trials: 1.25 of 4.38 with 400, 3.69 with 10,000."""
     mechanism = step_of(DPSGD)
@@ -109,8 +110,10 @@ def test_one_step_audit_finds_as_much_of_the_claim_as_its_trials_allow_and_no_mo
     assert attack.epsilon_bound(DELTA) < claimed(mechanism)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("share", "is_caught"), [(1.0, False), (0.8, True), (1.3, False)])
+@pytest.mark.parametrize(
+    ("share", "is_caught"),
+    [pytest.param(*case, marks=LONG) for case in ((1.0, False), (0.8, True), (1.3, False))],
+)
 def test_audit_with_many_trials_catches_a_fifth_less_noise(share, is_caught):
     """It also tells that there is more noise than claimed: the bound is then below the least."""
     broken = step_of(DPSGD, noise=share)
@@ -212,7 +215,7 @@ def test_membership_of_a_digit_is_plain_without_privacy():
         assert attack.advantage() > 0.9
 
 
-@pytest.mark.parametrize("shadows", [8, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("shadows", [8, pytest.param(400, marks=LONG)])
 def test_membership_of_a_digit_is_within_the_budget_with_privacy(shadows):
     mechanism, cost = private_mechanism()
     assert 0.5 < cost <= 1.0

@@ -91,7 +91,7 @@ def test_noise_has_the_deviation_that_was_asked_for():
     assert abs(float(change.mean())) < 0.03
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(*[st.floats(-100, 100, width=32)] * 3), min_size=1, max_size=6),
     extra=st.tuples(*[st.floats(-1000, 1000, width=32)] * 3),

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedspd.core.errors import StorageError
+from fedspd.core.scores import ACCURACY, RMSE
 from fedspd.reporting import figure_files, figure_style, figures, panels
 
 NAN = float("nan")
@@ -44,6 +45,14 @@ def test_accuracy_by_round_draws_a_line_and_a_band_per_method_in_per_cent() -> N
     assert sorted({round(float(y)) for y in band[:, 1]}) == [40, 60, 85, 95]
     assert legend(figure) == ["fedspd", "local"]
     assert note(figure) == "band: 95 % interval over seeds"
+
+
+def test_bands_stay_between_0_and_100_per_cent_and_those_of_errors_above_0() -> None:
+    curve = ([1, 2], [0.05, 0.98], [0.1, 0.1])
+    for score, ends in ((ACCURACY, [0, 15, 88, 100]), (RMSE, [0, 0.15, 0.88, 1.08])):
+        axes = figures.draw_accuracy_by_round({"fedspd": curve}, score=score).axes[0]
+        band = axes.collections[0].get_paths()[0].vertices
+        assert sorted({round(float(y), 6) for y in band[:, 1]}) == ends
 
 
 def test_accuracy_by_round_explains_a_band_over_clients() -> None:
@@ -90,7 +99,21 @@ def test_accuracy_by_round_shows_a_single_round_as_a_point() -> None:
 
 def test_accuracy_axis_ends_above_100_per_cent() -> None:
     figure = figures.draw_accuracy_by_round({"fedspd": ([1, 2], [0.99, 0.99], [0.2, 0.2])})
-    assert figure.axes[0].get_ylim()[1] == 101
+    assert 100 < figure.axes[0].get_ylim()[1] < 101
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_accuracy_by_round_shows_whole_markers_at_the_ends_of_the_axis(accuracy) -> None:
+    """Beside a spread curve, which stretches the axis."""
+    curves = {"fedspd": ([1], [accuracy], None), "local": ([1, 9], [0.05, 0.95], [0.2, 0.2])}
+    figure = figures.draw_accuracy_by_round(curves, {"fedspd": (accuracy, NAN)})
+    draw(figure)
+    axes = figure.axes[0]
+    inside = axes.get_window_extent()
+    _, y = axes.transData.transform((1, 100 * accuracy))
+    radius = 0.5 * 4 * 2**0.5 * figure.dpi / 72  # of the diamond of the final phase
+    assert inside.y0 <= y - radius
+    assert y + radius <= inside.y1
 
 
 def test_accuracy_by_round_without_methods_has_no_legend() -> None:

@@ -86,7 +86,7 @@ def test_network_draws_histograms_of_many_clients() -> None:
     assert legend(figure) == ["estimated shares", "true shares"]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(1, 12), st.data())
 def test_layout_places_every_client_of_any_graph(n: int, data: st.DataObject) -> None:
     client = st.integers(0, n - 1)

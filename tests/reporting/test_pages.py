@@ -37,7 +37,7 @@ def out(tmp_path):
 @pytest.mark.usefixtures("real_figures")
 def test_report_has_four_documents_and_a_page_that_needs_nothing_else(three_seeds, out):
     write_report(three_seeds, out, "fedspd")
-    documents = {"report.html", "report.md", "report.csv", "report.json", "figures"}
+    documents = {"report.html", "report.md", "report.tex", "report.csv", "report.json", "figures"}
     assert {path.name for path in out.iterdir()} == documents
     assert {path.stem for path in (out / "figures").iterdir()} == {
         "accuracy-by-round",

@@ -1,4 +1,4 @@
-"""A comparison table as Markdown."""
+"""A comparison table as Markdown and LaTeX."""
 
 import re
 
@@ -13,3 +13,16 @@ def test_markdown_marks_the_best_values(three_seeds, compare):
     assert rows["fedavg"]["accuracy (%)"] == "70.0 ± 24.8"
     assert rows["fedavg"]["vs fedspd (pp)"] == "−10.0 ± 0.0"
     assert rows["fedavg"]["steps"] == "**80**"
+
+
+def test_latex_has_the_brief_columns_and_marks_the_best_values(three_seeds, compare):
+    lines = tables.to_latex(compare(*three_seeds)).splitlines()
+    assert lines[1:4:2] == [r"\toprule", r"\midrule"]
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    head, *body = [line.removesuffix(r" \\").split(" & ") for line in (lines[2], *lines[4:-2])]
+    rows = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+    assert rows["fedspd"][r"accuracy (\%)"] == r"\textbf{80.0 $\pm$ 24.8}"
+    assert rows["fedavg"][r"accuracy (\%)"] == r"70.0 $\pm$ 24.8"
+    assert rows["fedavg"]["vs fedspd (pp)"] == r"$-$10.0 $\pm$ 0.0"
+    assert lines[0] == rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+    assert "purity" not in head

@@ -26,3 +26,9 @@ def test_read_rows_finds_clients_across_parts(folder):
 def test_read_rows_refuses_a_state_with_other_names(folder):
     with pytest.raises(StorageError, match=r"part-000000-.*: the checkpoint does not fit this run"):
         read_rows(folder, 0, 6, ["centers"])
+
+
+def test_read_rows_refuses_a_checkpoint_that_lacks_clients(folder):
+    (folder / "part-000002-000005.safetensors").unlink()
+    with pytest.raises(StorageError, match=r"has 3 of 6 clients; expected that of this run\."):
+        read_rows(folder, 0, 6, ["model"])

@@ -55,6 +55,19 @@ def test_create_refuses_the_folder_of_a_run_and_says_how_to_continue(run_folder)
     )
 
 
+def test_create_refuses_a_run_that_begins_before_its_lock(tmp_path, monkeypatch):
+    lock = RunFolder.lock
+
+    def lose(self):
+        (self.folder / "run.json").touch()  # as another process does
+        return lock(self)
+
+    monkeypatch.setattr(RunFolder, "lock", lose)
+    with pytest.raises(StorageError, match="holds a run already"):
+        RunFolder.create(tmp_path / "a")
+    RunFolder(tmp_path / "a").lock().unlock()  # it is free
+
+
 def test_create_takes_an_empty_folder_and_one_whose_start_was_interrupted(tmp_path):
     RunFolder.create(tmp_path).unlock()
     assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoints"]
@@ -66,7 +79,7 @@ def test_create_takes_an_empty_folder_and_one_whose_start_was_interrupted(tmp_pa
 
 def test_create_reports_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    sentence = r"could not be written \(.*Not a directory.*start the run again"
+    sentence = r"could not be written \(.*Not a directory.*then try again"
     with pytest.raises(StorageError, match=sentence):
         RunFolder.create(tmp_path / "file" / "run")
 

@@ -21,6 +21,7 @@ from fedspd.topology import (
     consensus_rate,
     describe,
     diameter,
+    diameter_bound,
     graph_mixing_matrix,
     spectral_gap,
 )
@@ -188,6 +189,13 @@ def test_diameter_has_the_expected_values():
     assert diameter(graph_of("ring", 130)) == (65, True)
     assert diameter(graph_of("grid", 9)) == (4, True)
     assert diameter(graph_of("ring", 2001)) == (1000, False)
+
+
+def test_diameter_bound_holds_where_the_diameter_is_not_exact_or_the_graph_changes():
+    def bound(clients, **options):
+        return diameter_bound(build_topology(TopologyOptions(kind="ring", **options), clients, KEY))
+
+    assert (bound(130), bound(2001), bound(130, remove=0.1)) == (65, 2000, 129)
 
 
 def test_describe_notes_that_uniform_weights_around_a_hub_lead_clients_apart(tmp_path):

@@ -191,6 +191,13 @@ def test_choose_connected_replaces_the_worst_edge_that_is_not_a_bridge():
     assert as_pairs(4, chosen) == [(0, 1), (0, 2), (2, 3)]
 
 
+def test_connecting_edges_may_be_any_tree():
+    """Of three clients, the first two are not joined first."""
+    none = np.empty(0, dtype=np.int64)
+    found = {tuple(connecting_edges(3, none, Key(seed).numpy()).tolist()) for seed in range(40)}
+    assert found == {(0, 1), (0, 2), (1, 2)}
+
+
 @given(clients=st.integers(2, 30), seed=seeds, data=st.data())
 def test_connecting_edges_are_as_few_as_possible(clients, seed, data):
     some = draw_edges(data, clients, max_size=clients)

@@ -52,8 +52,8 @@ class SendsInstead(Lie):
     forge: Callable[[Tensor, Tensor], Tensor]  # own_P, honest_HP -> lie_P
 
     def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
-        """Return a false model for every cluster; the numbers of a search stay true."""
-        if not request.is_model:
+        """Return a false model or head for every cluster; the numbers of a search stay true."""
+        if not network.has_parameters(request):
             return truth
         offers, rows = network.honest_offers(request).values(), []
         for cluster, own_P in zip(truth.clusters, truth.model_KP, strict=True):
@@ -151,7 +151,7 @@ class SearchLie(Lie):
 
     def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
         """Return false directions, coordinates, corners and S."""
-        if request.is_model or request.exchange == 0:
+        if network.has_parameters(request):
             return truth
         return Offer(truth.clusters, self.factor * truth.model_KP)
 
@@ -212,6 +212,11 @@ class Case:
         return json.dumps([self.method, self.settings, self.insiders, degree, rule, seed])
 
 
+def claim_labelling(truth: Announcement) -> Announcement:
+    """Announce the largest labelling after the split."""
+    return replace(truth, note=2**62 if truth.note > 0 else truth.note)
+
+
 NO_LABELS = {"fedspd": {"align_every": 0}}
 ROBUST_OR_NOT: tuple[LinkRule, ...] = ("uniform", "median")
 FLIP, ALIE, IPM = map(SendsInstead, (flip_sign, little_is_enough, inner_product))
@@ -235,10 +240,9 @@ CASES = [
     Case("Split: IPM", "fedspd-split", IPM),
     Case("Split: directions and coordinates", "fedspd-split", SearchLie(-5.0)),
     Case("Split: corners and S", "fedspd-split", SearchLie(1e6)),
+    Case("Split: labelling", "fedspd-split", Announces(claim_labelling)),
     Case(
-        "Split: labelling",
-        "fedspd-split",
-        Announces(lambda truth: replace(truth, note=2**62 if truth.note > 0 else truth.note)),
+        "Split: labelling, sign flip", "fedspd-split", AnnouncesAndSends(flip_sign, claim_labelling)
     ),
 ]
 

@@ -82,6 +82,15 @@ class InsiderNetwork(MemoryNetwork):
             return InsiderTransport(self, manifest, name, self.lies[name])
         return super().transport(manifest, name)
 
+    def has_parameters(self, request: Request) -> bool:
+        """Return whether a request is for models, or bodies or heads of these."""
+        exchange_id = ExchangeId(request.round, request.exchange)
+        for node in self.nodes.values():
+            handler = getattr(node.handler, "truth", node.handler)
+            if isinstance(handler, ExchangeProtocol) and exchange_id in handler.offers:
+                return handler.offers[exchange_id].has_parameters
+        return request.is_model
+
     def honest_offers(self, request: Request) -> dict[str, Offer]:
         """Return what the honest nodes offer in an exchange; insiders may know all of it."""
         found, exchange_id = {}, ExchangeId(request.round, request.exchange)

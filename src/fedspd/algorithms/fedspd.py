@@ -59,8 +59,8 @@ class FedSPD(Algorithm[State]):
         Literal["mixture", "uniform"],
         Field(
             description="How a client chooses its cluster: `mixture`, cluster s with probability "
-            "u_is; `uniform`, an even random split of the clients (the authors' code), whatever "
-            "their examples."
+            "u_is; `uniform`, an even random split of the clients (the authors' code), which "
+            "ignores their examples."
         ),
     ] = "mixture"
     first_round: Annotated[

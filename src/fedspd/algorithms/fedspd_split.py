@@ -39,6 +39,7 @@ from fedspd.algorithms.labellings import (
     with_own_bodies,
 )
 from fedspd.algorithms.populations import (
+    as_long_as,
     balanced_weights,
     centre_folds,
     choose_clusters,
@@ -76,10 +77,10 @@ from fedspd.core.heads import (
 )
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.robust import ROBUST
 from fedspd.core.travel import Part
 
 FOLDS = 4  # of a client's examples, in the search
-LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the clusters apart
 # A head V + D_s moves with both, and V moves all heads: so it moves hardly faster than the body.
 V_RATE, D_RATE = 0.25, 0.5  # of the learning rate
 
@@ -179,44 +180,48 @@ class FedSPDSplit(Algorithm[State]):
         trained_CP, _ = one.separate(one.train(model_CA, data, key.of("train", 0)))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
-        before_CP = state.model_CP
-        state = replace(state, model_CP=answer.mean(only_C1).model_CMP[:, 0])
+        mean_CP = answer.mean(only_C1).model_CMP[:, 0]
         if key.round == 1 and self._splits(data.rounds):
-            search = self._find_populations(learner, state, before_CP, data, key)
+            search = self._find_populations(learner, state, data, key, answer)
             state = yield from with_own_labelling(search, left_alone(answer), data)
+        before_CP, state = state.model_CP, replace(state, model_CP=mean_CP)
         if key.round == self.warmup and self._splits(data.rounds):
             update_CQ = learner.cut.head(trained_CP - before_CP)
-            split = self._split_heads(learner, state, update_CQ, data, key)
+            split = self._split_heads(learner, state, update_CQ, data)
             state = yield from with_own_labelling(split, left_alone(answer), data)
         return state
 
     def _find_populations(
-        self, learner: Learner, state: State, model_CP: Tensor, data: Block, key: Key
+        self, learner: Learner, state: State, data: Block, key: Key, answer: Neighbourhood
     ) -> Round[State]:
-        """Step 2, round 1: clusters are the corners of the cloud of the clients' updates."""
-        limit = self.cluster_limit
-        only_CFE = choose_folds(learner, FOLDS, data, key.of("folds"))
-        weight_CE = balanced_weights(state.log_prior_CK, data)
-        update = move_heads(learner, model_CP, only_CFE, weight_CE, data, key)
-        is_used_CF = only_CFE.any(2)
-        if learner.mechanism is not None:  # nobody may know that a fold is empty
-            is_used_CF = torch.ones_like(is_used_CF)
-        d_CFQ = yield from centre_folds(*update, is_used_CF, data)
-        count = min(self.clusters - 1 if self.clusters else self.max_clusters, d_CFQ.shape[2])
-        V_CMQ, size_CM = yield from find_directions(d_CFQ, count, data, key.of("directions"))
+        """Step 2, round 1: clusters are the corners of the cloud of the clients' updates.
+
+        The state is that before the exchange, with the model that all clients began with. Comments
+        give the numbers of docs/methods.md.
+        """
+        alone_C, only_CFE = left_alone(answer), choose_folds(learner, FOLDS, data, key.of("folds"))
+        d_CFQ = yield from self._probe_head(learner, state, only_CFE, data, key)
+        # 2.3 and 2.4: directions, and how many of them count
+        M = min(self.clusters - 1 if self.clusters else self.max_clusters, d_CFQ.shape[2])
+        V_CMQ, size_CM = yield from find_directions(d_CFQ, M, data, key.of("directions"))
         clusters_C, spectrum_CM = torch.full((len(data),), self.clusters), state.spectrum_CM
         if not self.clusters:
-            clusters_C = yield from choose_clusters(size_CM, data)
+            clusters_C = yield from choose_clusters(size_CM, data, alone_C)
             spectrum_CM = torch.zeros_like(spectrum_CM)
-            spectrum_CM[:, :count] = size_CM
+            spectrum_CM[:, :M] = size_CM
+        # 2.5 to 2.7: coordinates, corners, and the clients' mixtures between them
         z_CM = torch.zeros_like(state.coordinates_CM)
-        z_CM[:, :count] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
-        corner_CSM, labelling_C = yield from find_corners(z_CM, clusters_C, limit, data)
+        z_CM[:, :M] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
+        corners = find_corners(z_CM, clusters_C, self.cluster_limit, data, alone_C)
+        corner_CSM, labelling_C = yield from corners
         mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
+        # 2.8: is a head for each worth it, and a body?
         is_kept_C = has_own_C = torch.ones(len(data), dtype=torch.bool)
         if self.check:
-            feature_C2B = features_of_halves(learner, model_CP, only_CFE, data)
-            judged = yield from judge_split(feature_C2B, z_CM, mixture_CS, clusters_C, data)
+            feature_C2B = features_of_halves(learner, state.model_CP, only_CFE, data)
+            judged = yield from judge_split(
+                feature_C2B, z_CM, mixture_CS, clusters_C, data, alone_C, answer.rule in ROBUST
+            )
             is_kept_C, has_own_C = judged[0] | bool(self.clusters), judged[1]
         return replace(
             state,
@@ -228,13 +233,23 @@ class FedSPDSplit(Algorithm[State]):
             corners_CSM=torch.where(is_kept_C[:, None, None], corner_CSM, 0),
         )
 
+    def _probe_head(
+        self, learner: Learner, state: State, only_CFE: Tensor, data: Block, key: Key
+    ) -> Round[Tensor]:
+        """2.1 and 2.2: return d_CFQ, how each fold moves the head, without the label counts."""
+        weight_CE = balanced_weights(state.log_prior_CK, data)
+        moved = move_heads(learner, state.model_CP, only_CFE, weight_CE, data, key)
+        is_used_CF = only_CFE.any(2)
+        if learner.mechanism is not None:  # nobody may know that a fold is empty
+            is_used_CF = torch.ones_like(is_used_CF)
+        return (yield from centre_folds(*moved, is_used_CF, data))
+
     def _split_heads(
-        self, learner: Learner, state: State, update_CQ: Tensor, data: Block, key: Key
+        self, learner: Learner, state: State, update_CQ: Tensor, data: Block
     ) -> Round[State]:
         """Step 2, last round of the warm-up: D_s is how heads differ at corner s, as long as V."""
-        labelling_C = state.labelling_C
-        slope_CMQ = yield from find_slopes(update_CQ, state.coordinates_CM, labelling_C, data)
-        pairs = zip(state.corners_CSM, slope_CMQ, strict=True)
+        slopes = find_slopes(update_CQ, state.coordinates_CM, state.labelling_C, data)
+        pairs = zip(state.corners_CSM, (yield from slopes), strict=True)
         D_CSQ = torch.stack([corner_SM @ slope_MQ for corner_SM, slope_MQ in pairs])
         D_CSQ = as_long_as(learner.cut.head(state.model_CP), D_CSQ, state.clusters_C)
         return replace(state, offsets_CSQ=D_CSQ)
@@ -424,13 +439,6 @@ def rate_factors(split: SplitLearner) -> Tensor:
     for part, rate in zip(split.head_slices, (D_RATE, V_RATE), strict=True):
         factor_W[part] = rate
     return factor_W
-
-
-def as_long_as(V_CQ: Tensor, D_CSQ: Tensor, clusters_C: Tensor) -> Tensor:
-    """Return D_CSQ, scaled so that its mean length over the clusters is LENGTH times that of V."""
-    length_C = D_CSQ.norm(dim=2).sum(1) / clusters_C
-    factor_C = LENGTH * V_CQ.norm(dim=1) / length_C
-    return D_CSQ * torch.where(length_C > 0, factor_C, 0)[:, None, None]
 
 
 def with_own_labelling(search: Round[State], alone_C: Tensor, data: Block) -> Round[State]:

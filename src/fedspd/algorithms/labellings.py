@@ -30,7 +30,7 @@ from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Mean, Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
-from fedspd.core.robust import ROBUST
+from fedspd.core.robust import MIN_VOICES, ROBUST
 
 Value = TypeVar("Value")
 NO_LABELLING = -1
@@ -135,9 +135,13 @@ def mean_of_any_cluster(answer: Neighbourhood, labelling_C: Tensor) -> Mean:
 
 
 def left_alone(answer: Neighbourhood) -> Tensor:
-    """Return whether each client has neighbours, but received from none of them."""
+    """Return whether each client has neighbours, but received from none of them.
+
+    Under a robust rule a client is alone with too few as well: it keeps its own.
+    """
     count = np.array([len(own) for own in _rows(answer)])
-    return torch.from_numpy((count <= 1) & (answer.degree_C > 0))
+    needed = MIN_VOICES if answer.rule in ROBUST else 2
+    return torch.from_numpy((count < needed) & (answer.degree_C > 0))
 
 
 def _notes(answer: Neighbourhood) -> NDArray[np.int64]:
@@ -193,7 +197,9 @@ def exchange_heads(
     offered_CS = torch.where(is_offered_CS, index_S, NO_CLUSTER)
     want_CS = torch.where(joins_C[:, None], index_S, offered_CS)
     weight_CS = data.counts_C[:, None].expand_as(want_CS)
-    answer = yield Exchange(offered_CS, heads_CSQ, weight_CS, want_CS, labelling_C, is_model=False)
+    answer = yield Exchange(
+        offered_CS, heads_CSQ, weight_CS, want_CS, labelling_C, is_model=False, part="head"
+    )
     best_C = best_labelling(answer)
     labelling_C = torch.where(joins_C, best_C, labelling_C)
     mean = mean_of_labelling(answer, labelling_C, want_CS)

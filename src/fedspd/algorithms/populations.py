@@ -12,6 +12,7 @@ clusters, X length of any vector.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.robust import ROBUST
 
 ITERATIONS = 5  # of the orthogonal iteration
@@ -32,6 +34,7 @@ LAMBDA = 0.96  # bound on the second eigenvalue of W, of the Chebyshev recursion
 ATTEMPTS = 3  # under a robust rule: farthest points that are tried for one corner
 NEAR = 0.5  # of a corner's norm: within it, another client confirms the corner
 LEAST_RATIO = 1.8  # of two eigenvalues in a row that separate populations from noise
+LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the clusters apart
 NOISE = 0.5  # eigenvalues below this share of 1 / N are as good as 0
 
 
@@ -76,6 +79,23 @@ def gossip_mean(
         following = (2 * b / (LAMBDA * c)) * mean - (a / c) * before if is_linear else mean
         before, now, a, b = now, following, b, c
     return now, is_linear
+
+
+def mean_by_cluster(
+    x_CX: Tensor, cluster_C: Tensor, clusters: int, data: Block
+) -> Round[tuple[Tensor, Tensor]]:
+    """Return mean_CSX by a robust rule over the network, and is_found_CS1: whether any was there.
+
+    A client gives its vector to its cluster, or to none (NO_CLUSTER), and passes all means on.
+    """
+    mean_CSX, offered_CS = x_CX[:, None], cluster_C[:, None]
+    all_CS = torch.arange(clusters).expand(len(data), -1)
+    for _ in range(1 if data.diameter <= 1 else EXCHANGES):
+        weight_CS = data.counts_C[:, None].expand_as(offered_CS)
+        answer = yield Exchange(offered_CS, mean_CSX, weight_CS, all_CS, is_model=False)
+        mean_CSX, is_found_CS = answer.mean(all_CS)
+        offered_CS = torch.where(is_found_CS, all_CS, NO_CLUSTER)
+    return mean_CSX, is_found_CS[:, :, None]
 
 
 def network_largest(offer_CX: Tensor, data: Block, limit_C: Tensor | None = None) -> Round[Tensor]:
@@ -242,20 +262,21 @@ def _orthonormalise(w_CMQ: Tensor) -> tuple[Tensor, Tensor]:
     return V_CMQ, diagonal_CM.abs().to(w_CMQ)
 
 
-def choose_clusters(size_CM: Tensor, data: Block) -> Round[Tensor]:
+def choose_clusters(size_CM: Tensor, data: Block, alone_C: Tensor) -> Round[Tensor]:
     """Return clusters_C, one number for the network, by the largest gap between eigenvalues.
 
-    The clients' estimates differ a little, so that the client with the lowest id decides for all.
+    The clients' estimates differ a little, so that one client decides for all.
     """
     own_C, _ = largest_gap(size_CM, data.network_size)
-    agreed_C = yield from agree(own_C.to(size_CM), data)
+    agreed_C = yield from agree(own_C.to(size_CM), data, alone_C)
     # One may send any number.
     return agreed_C.round().clamp(1, size_CM.shape[1]).long()
 
 
-def agree(number_C: Tensor, data: Block) -> Round[Tensor]:
-    """Return the number of the client with the lowest id."""
-    offer_C2 = torch.stack([-torch.tensor(data.clients).to(number_C), number_C], 1)
+def agree(number_C: Tensor, data: Block, alone_C: Tensor) -> Round[Tensor]:
+    """Return the number of the client with the lowest id; clients left alone come last."""
+    rank_C = torch.tensor(data.clients) + data.network_size * alone_C
+    offer_C2 = torch.stack([-rank_C.to(number_C), number_C], 1)
     agreed_C2 = yield from network_largest(offer_C2, data)
     return agreed_C2[:, 1]
 
@@ -275,7 +296,7 @@ def largest_gap(value_CM: Tensor, network_size: int) -> tuple[Tensor, Tensor]:
 
 
 def find_corners(
-    z_CM: Tensor, clusters_C: Tensor, most: int, data: Block
+    z_CM: Tensor, clusters_C: Tensor, most: int, data: Block, alone_C: Tensor
 ) -> Round[tuple[Tensor, Tensor]]:
     """Return corner_CSM, the coordinates of the most extreme clients minus their mean, and names.
 
@@ -283,11 +304,10 @@ def find_corners(
     Coordinates beyond a client's number of clusters are 0, and so are corners. The names are those
     of the labelling: clients that found the same corners have the same.
     """
-    M = z_CM.shape[1]
-    z_CM = torch.where(torch.arange(M) < clusters_C[:, None] - 1, z_CM, 0)
+    M, z_CM = z_CM.shape[1], where_in_use(z_CM, clusters_C)
     scale_C11, is_linear = yield from gossip_mean(z_CM.norm(dim=1)[:, None, None], data)
     rest_CX = torch.cat([z_CM, scale_C11[:, 0]], 1)
-    find = _farthest if is_linear else _farthest_confirmed
+    find = _farthest if is_linear else partial(_farthest_confirmed, alone_C=alone_C)
     found = []
     for _ in range(most):
         best = yield from find(rest_CX, z_CM, data)
@@ -303,24 +323,33 @@ def find_corners(
     return torch.where(is_used_CS1, corner_CSM - mean_C1M, 0), labelling_C
 
 
+def where_in_use(z_CM: Tensor, clusters_C: Tensor) -> Tensor:
+    """Return the coordinates, 0 beyond the S - 1 that S clusters need."""
+    return torch.where(torch.arange(z_CM.shape[1]) < clusters_C[:, None] - 1, z_CM, 0)
+
+
 def _farthest(rest_CX: Tensor, z_CM: Tensor, data: Block) -> Round[Tensor]:
     """Return the farthest point: its norm, its client, what is left of it, and its z."""
     return (yield from network_largest(_as_offer(rest_CX, z_CM, data), data))
 
 
-def _farthest_confirmed(rest_CX: Tensor, z_CM: Tensor, data: Block) -> Round[Tensor]:
+def _farthest_confirmed(
+    rest_CX: Tensor, z_CM: Tensor, data: Block, alone_C: Tensor
+) -> Round[Tensor]:
     """Return the farthest point that is near another client's; 0 if ATTEMPTS find none.
 
-    A client that lies about its coordinates is the farthest point, but a lonely one.
+    A client that lies about its coordinates is the farthest point, but a lonely one. Clients that
+    were left alone have directions of their own, so that their points mean nothing.
     """
     offer_CX, client_C = _as_offer(rest_CX, z_CM, data), torch.tensor(data.clients).to(z_CM)
+    offer_CX[:, 0] = torch.where(alone_C, -1, offer_CX[:, 0])
     chosen_CX, is_found_C = torch.zeros_like(offer_CX), torch.zeros(len(data), dtype=torch.bool)
     limit_C = torch.full_like(client_C, torch.inf)
     for _ in range(ATTEMPTS):
         best = yield from network_largest(offer_CX, data, limit_C)
         norm_C, point_CX = best[:, 0], best[:, 2 : 2 + rest_CX.shape[1]]
         is_near_C = (rest_CX - point_CX).norm(dim=1) <= NEAR * norm_C
-        is_second_C = is_near_C & (client_C != best[:, 1]) & (norm_C >= 0)
+        is_second_C = is_near_C & ~alone_C & (client_C != best[:, 1]) & (norm_C >= 0)
         second = yield from network_largest(torch.stack([is_second_C.to(z_CM), client_C], 1), data)
         is_new_C = (second[:, 0] > 0) & ~is_found_C
         chosen_CX = torch.where(is_new_C[:, None], best, chosen_CX)
@@ -339,7 +368,7 @@ def first_mixture(
     """Return u_CS = softmax(-2 dist^2 / mean dist^2) over the corners."""
     S = corner_CSM.shape[1]
     is_used_CS = torch.arange(S) < clusters_C[:, None]
-    z_CM = torch.where(torch.arange(z_CM.shape[1]) < clusters_C[:, None] - 1, z_CM, 0)
+    z_CM = where_in_use(z_CM, clusters_C)
     distance_CS = (z_CM[:, None] - corner_CSM).square().sum(2)
     own_C = torch.where(is_used_CS, distance_CS, 0).sum(1) / clusters_C
     mean_C11 = yield from network_mean(own_C[:, None, None], data)
@@ -364,6 +393,13 @@ def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Bloc
     variance_CM1 = moments[:, 1:, Q + 1 :] - mean_z_CM1.square()
     covariance_CMQ = moments[:, 1:, :Q] - mean_z_CM1 * mean_C1Q
     return divide(covariance_CMQ, variance_CM1) * norm_C11
+
+
+def as_long_as(V_CQ: Tensor, D_CSQ: Tensor, clusters_C: Tensor) -> Tensor:
+    """Return D_CSQ, scaled so that its mean length over the clusters is LENGTH times that of V."""
+    length_C = D_CSQ.norm(dim=2).sum(1) / clusters_C
+    factor_C = LENGTH * V_CQ.norm(dim=1) / length_C
+    return D_CSQ * torch.where(length_C > 0, factor_C, 0)[:, None, None]
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -8,16 +8,27 @@ clients gather at the corners. Label skew changes the features too, and mixes th
 
 For the same reason clusters share one body where the features do not change: it learns from all.
 
+Under a robust rule the mean of products is not their mean product, so that no variance follows from
+it. Clients then take robust means of differences to a point that they agree on: the middle of the
+clusters' robust centres, which is between them whatever their sizes.
+
 Shapes: C clients, F folds, E examples, B inputs of a head, M coordinates, S clusters.
 """
 
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.populations import agree, divide, gossip_mean, network_mean
+from fedspd.algorithms.populations import (
+    agree,
+    divide,
+    mean_by_cluster,
+    network_mean,
+    where_in_use,
+)
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.learner import Learner
+from fedspd.core.ledger import NO_CLUSTER
 
 EXPLAINED = 0.06  # of the coordinates' variance, which features must explain beyond chance,
 CHANCE = 2.5  # and in 1 / N what they may explain by chance
@@ -25,18 +36,28 @@ GATHERED = 0.87  # share of the coordinates' variance that lies between the clus
 
 
 def judge_split(
-    feature_C2B: Tensor, z_CM: Tensor, mixture_CS: Tensor, clusters_C: Tensor, data: Block
+    feature_C2B: Tensor,
+    z_CM: Tensor,
+    mixture_CS: Tensor,
+    clusters_C: Tensor,
+    data: Block,
+    alone_C: Tensor,
+    is_robust: bool,
 ) -> Round[tuple[Tensor, Tensor]]:
     """Return whether the split is kept, and whether features tell its populations apart.
 
-    The client with the lowest id decides for all.
+    One client decides for all.
     """
-    z_CM = torch.where(torch.arange(z_CM.shape[1]) < clusters_C[:, None] - 1, z_CM, 0)
-    r_C = yield from correlation_with_features(feature_C2B, z_CM, data)
-    gathered_C = yield from share_between_clusters(z_CM, mixture_CS, clusters_C, data)
+    z_CM = where_in_use(z_CM, clusters_C)
+    if is_robust:
+        signs = robust_signs(feature_C2B, z_CM, mixture_CS, clusters_C, data, alone_C)
+        r_C, gathered_C = yield from signs
+    else:
+        r_C = yield from correlation_with_features(feature_C2B, z_CM, data)
+        gathered_C = yield from share_between_clusters(z_CM, mixture_CS, clusters_C, data)
     explains_C = r_C.clamp(min=0).square() >= EXPLAINED + CHANCE / data.network_size
     is_kept_C = ~explains_C | (gathered_C >= GATHERED)
-    agreed_C = yield from agree((is_kept_C + 2 * explains_C).to(z_CM), data)
+    agreed_C = yield from agree((is_kept_C + 2 * explains_C).to(z_CM), data, alone_C)
     code_C = agreed_C.round().clamp(0, 3).long()
     return (code_C & 1).bool(), (code_C & 2).bool()
 
@@ -67,10 +88,15 @@ def correlation_with_features(feature_C2B: Tensor, z_CM: Tensor, data: Block) ->
     mean_CMX = divide(moments, moments[:, :1, -1:])
     mean_C1X, with_z_CMX = mean_CMX[:, :1], mean_CMX[:, 1:]
     slope_CMX = with_z_CMX[..., :-1] - with_z_CMX[..., -1:] * mean_C1X[..., :-1]
+    along_C2M = along_other_half(slope_CMX, feature_C2B)
+    return (yield from pooled_correlation(along_C2M, z_CM, count_C1[:, 0], data))
+
+
+def along_other_half(slope_CMX: Tensor, feature_C2B: Tensor) -> Tensor:
+    """Return along_C2M, each half's features in the direction in which the other half changes."""
     slope_C2MB = torch.stack(slope_CMX.chunk(2, dim=2), 1)
     direction_C2MB = divide(slope_C2MB, slope_C2MB.norm(dim=(2, 3), keepdim=True)).flip(1)
-    along_C2M = (direction_C2MB * feature_C2B[:, :, None]).sum(3)
-    return (yield from pooled_correlation(along_C2M, z_CM, count_C1[:, 0], data))
+    return (direction_C2MB * feature_C2B[:, :, None]).sum(3)
 
 
 def pooled_correlation(
@@ -91,19 +117,58 @@ def pooled_correlation(
 def share_between_clusters(
     z_CM: Tensor, mixture_CS: Tensor, clusters_C: Tensor, data: Block
 ) -> Round[Tensor]:
-    """Return the adjusted R2 of the coordinates on the clients' largest clusters.
-
-    It is 0 under a robust rule, whose means of a cluster are none.
-    """
-    S, N = mixture_CS.shape[1], data.network_size
+    """Return the adjusted R2 of the coordinates on the clients' largest clusters."""
+    S = mixture_CS.shape[1]
     member_CS1 = torch.nn.functional.one_hot(mixture_CS.argmax(1), S).to(z_CM)[:, :, None]
     own_C1X = torch.cat([torch.ones_like(z_CM[:, :1]), z_CM, z_CM.square()], 1)[:, None]
-    moments, is_linear = yield from gossip_mean(member_CS1 * own_C1X, data)
+    moments = yield from network_mean(member_CS1 * own_C1X, data)
     sizes = [1, z_CM.shape[1], z_CM.shape[1]]
     share_CS1, sum_CSM, square_CSM = torch.split(moments, sizes, 2)
     square_C = square_CSM.sum((1, 2))
     total_C = square_C - sum_CSM.sum(1).square().sum(1)
     within_C = square_C - divide(sum_CSM.square(), share_CS1).sum((1, 2))
+    return adjusted_share(within_C, total_C, clusters_C, data.network_size)
+
+
+def adjusted_share(within_C: Tensor, total_C: Tensor, clusters_C: Tensor, N: int) -> Tensor:
+    """Return the adjusted R2 of S clusters of N clients; 0 if it is not defined."""
     freedom_C = (N - clusters_C).clamp(min=1) / (N - 1) if N > 1 else torch.ones_like(total_C)
     found_C = 1 - divide(within_C, total_C * freedom_C)
-    return torch.where((total_C > 0) & (clusters_C < N) & is_linear, found_C, 0)
+    return torch.where((total_C > 0) & (clusters_C < N), found_C, 0)
+
+
+def robust_signs(
+    feature_C2B: Tensor,
+    z_CM: Tensor,
+    mixture_CS: Tensor,
+    clusters_C: Tensor,
+    data: Block,
+    alone_C: Tensor,
+) -> Round[tuple[Tensor, Tensor]]:
+    """Return the correlation and the share between clusters under a robust rule.
+
+    Clients without a half, and those that were left alone, do not count.
+    """
+    S, M, B = mixture_CS.shape[1], z_CM.shape[1], feature_C2B.shape[2]
+    own_CX = torch.cat([z_CM, feature_C2B.flatten(1)], 1)
+    counts_C = own_CX.isfinite().all(1) & ~alone_C
+    own_CX = torch.where(counts_C[:, None], own_CX, 0)
+    cluster_C, all_C = mixture_CS.argmax(1), torch.where(counts_C, 0, NO_CLUSTER)
+    offered_C = torch.where(counts_C, cluster_C, NO_CLUSTER)
+    centre_CSX, is_found_CS1 = yield from mean_by_cluster(own_CX, offered_C, S, data)
+    middle_CX = divide((centre_CSX * is_found_CS1).sum(1), is_found_CS1.sum(1))
+    own_centre_CM = centre_CSX[torch.arange(len(data)), cluster_C, :M]
+    within_CM = (z_CM - own_centre_CM).square()
+    z_CM, feature_CY = (own_CX - middle_CX).tensor_split([M], 1)
+    with_z_CX = (z_CM[:, :, None] * feature_CY[:, None]).flatten(1)
+    slope_C1X, _ = yield from mean_by_cluster(with_z_CX, all_C, 1, data)
+    along_C2M = along_other_half(slope_C1X.view(len(data), M, -1), feature_CY.view(-1, 2, B))
+    z_C2M = z_CM[:, None].expand_as(along_C2M)
+    products = (z_C2M * along_C2M, z_C2M.square(), along_C2M.square())
+    own_CX = torch.cat([one.flatten(1) for one in (*products, within_CM)], 1)
+    mean_C1X, _ = yield from mean_by_cluster(own_CX, all_C, 1, data)
+    mean_CX, within_CM = mean_C1X[:, 0].tensor_split([6 * M], 1)
+    product, z2, along2 = mean_CX.view(-1, 3, 2, M).unbind(1)
+    r_C = divide(product.sum(2), (z2 * along2).sqrt().sum(2)).mean(1)
+    total_C = z2[:, 0].sum(1)
+    return r_C, adjusted_share(within_CM.sum(1), total_C, clusters_C, data.network_size)

@@ -91,10 +91,11 @@ def report(runs: Sequence[Path], out: Path | None, target: float | None, as_json
 
 
 def _run(jobs: list[Job], folder: Path, workers: int, reference: str, as_json: bool) -> None:
-    with _continue_hint(folder), ComparisonProgress(jobs, as_json) as progress:
-        run_all(jobs, folder, workers, [progress], reference)
-    comparison = pages.write_report([folder], folder, reference)
-    given = advice.advise(comparison.runs, advice.training_labels(jobs[0].config))
+    with _continue_hint(folder):
+        with ComparisonProgress(jobs, as_json) as progress:
+            run_all(jobs, folder, workers, [progress], reference)
+        comparison = pages.write_report([folder], folder, reference)
+        given = advice.advise(comparison.runs, advice.training_labels(jobs[0].config))
     _show(comparison, folder, as_json, given)
 
 

@@ -17,6 +17,7 @@ import typer
 from fedspd.cli import data, network, node, topology
 from fedspd.core.errors import FedspdError
 from fedspd.core.machine import DEFAULT_WORKERS
+from fedspd.experiment.interrupts import interrupts
 
 STOPPED = 130  # typer's code of a KeyboardInterrupt
 EXIT_CODES = (
@@ -350,21 +351,30 @@ def main() -> None:
 
 def execute(arguments: list[str]) -> int:
     """Run a command line and return its exit code; print an error as one sentence."""
-    try:
-        code = app(arguments, standalone_mode=False) or 0
-        sys.stdout.flush()
-        return _reject("Stopped.", STOPPED, arguments) if code == STOPPED else int(code)
-    except FedspdError as error:
+    with interrupts() as stop:
+        try:
+            code = app(arguments, standalone_mode=False) or 0
+            sys.stdout.flush()
+        except KeyboardInterrupt:  # outside of a command
+            code = STOPPED
+        except Exception as error:  # of an import that a signal broke off too
+            code = STOPPED if stop.is_requested else _explain(error, arguments)
+        stop.is_requested = False  # the command is over
+    return _reject("Stopped.", STOPPED, arguments) if code == STOPPED else int(code)
+
+
+def _explain(error: Exception, arguments: list[str]) -> int:
+    """Print what went wrong, and return the exit code."""
+    if isinstance(error, FedspdError):
         return _reject(str(error), error.exit_code, arguments)
-    except typer.TyperException as error:
+    if isinstance(error, typer.TyperException):
         message = _as_sentence(error.format_message())  # empty if help was printed
         return _reject(message, error.exit_code, arguments) if message else error.exit_code
-    except BrokenPipeError:  # the reader of our output has gone
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # a fault of ours, or of a user's own code
-        traceback.print_exc()
-        return _reject(f"{type(error).__name__}: {error}", 1, arguments)
+    traceback.print_exception(error)  # a fault of ours, or of a user's own code
+    return _reject(f"{type(error).__name__}: {error}", 1, arguments)
 
 
 def _as_sentence(message: str) -> str:

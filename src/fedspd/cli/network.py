@@ -23,6 +23,7 @@ NetworkFolder = Annotated[Path, typer.Option(help="Use the network in this folde
 Days = Annotated[int, typer.Option(min=1, help="Let certificates expire after this many days.")]
 DEFAULT_FOLDER = Path("plant")
 DEFAULT_DAYS = 365
+LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 @app.command()
@@ -94,6 +95,8 @@ def _print_created(manifest: "Manifest", out: Path) -> None:
             err=True,
         )
     typer.echo(f"Created network {manifest.network} with {len(manifest.members)} nodes.")
+    if all(member.address.startswith(LOOPBACK) for member in manifest.members):
+        typer.echo("Its addresses are for this machine alone; --addresses sets those of devices.")
     typer.echo(f"Copy each folder in {out / 'nodes'} to its device.")
     typer.echo(f"Keep {out / 'ca.key'} secret and on this machine: it can add nodes.")
 
@@ -115,6 +118,7 @@ def add(
 
     added = add(network, name, [each for each in neighbours.split(",") if each], address, days)
     typer.echo(f"Added node {added.name}: client {added.client}, address {added.address}.")
+    typer.echo(f"Its certificate is valid for {days} days.")
     typer.echo(f"Copy {network / 'nodes' / added.name} to its device.")
     if not Manifest.load(network / "network.json").secure:
         names = ", ".join(added.neighbours)
@@ -124,7 +128,7 @@ def add(
 @app.command()
 def join(
     bundle: node.BundleFolder,
-    data: Annotated[str, typer.Option(help="Train on this .npz file.")],
+    data: Annotated[str, typer.Option(help="Train on this .npz, .csv or .parquet file.")],
     state: node.State = None,
     listen: node.Listen = None,
     status_port: node.StatusPort = 0,
@@ -196,11 +200,13 @@ def _parse_example(shape: str | None, classes: int | None) -> tuple[tuple[int, .
 
 
 def _build_table(found: dict[str, Any]) -> "Table":
-    from rich.table import Table
+    from rich.table import Column, Table
 
     heads = ("name", "client", "address", "neighbours", "certificate until", "revoked")
+    # an address that is cut off is of no use for a firewall
+    columns = [Column(head, no_wrap=head in ("name", "address")) for head in heads]
     title = f"Network {found['network']}{'' if found['secure'] else ' (plaintext)'}"
-    table = Table(*heads, title=title, title_justify="left")
+    table = Table(*columns, title=title, title_justify="left")
     for each in found["nodes"]:
         neighbours = ", ".join(each["neighbours"])
         until = each["until"][:10] if each["until"] else "not here"

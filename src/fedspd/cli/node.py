@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from fedspd.experiment.interrupts import interrupts
+
 app = typer.Typer(
     help="Run one peer on this device, monitor it and use its model.", no_args_is_help=True
 )
@@ -28,7 +30,8 @@ State = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Train on this .npz file; default: the examples that a simulation assigns to the node."
+        help="Train on this .npz, .csv or .parquet file; default: the examples that a simulation "
+        "assigns to the node."
     ),
 ]
 Listen = Annotated[
@@ -90,10 +93,17 @@ def run(
 def running(log: LogFormat) -> Iterator[None]:
     """Start logging, and end quietly if the node is told to stop before it handles signals."""
     start_logging(log)
-    try:
-        yield
-    except KeyboardInterrupt:
-        logging.getLogger("fedspd.node").info("node stopped before the first round")
+    with interrupts() as stop:
+        try:
+            yield
+            return
+        except KeyboardInterrupt:
+            pass
+        except Exception:  # of an import that a signal broke off
+            if not stop.is_requested:
+                raise
+        stop.is_requested = False
+    logging.getLogger("fedspd.node").info("node stopped before the first round")
 
 
 @app.command()

@@ -30,6 +30,7 @@ def read_status(folder: Path) -> Json:
     return {
         "node": name,
         "running": False,
+        "locked": run_folder.is_locked(),
         "round": last.get("round", 0),
         "done": last.get("event") == "final",
         "last_round": last,
@@ -40,7 +41,9 @@ def print_status(status: Json) -> None:
     """Print a node's status."""
     # An error of a neighbour is plain text, even if it looks like markup.
     console, last = Console(markup=False, emoji=False), status["last_round"]
-    state = "running" if status["running"] else "not running"
+    is_silent = status.get("locked", False)
+    state = "does not answer, starts, or is suspended" if is_silent else "not running"
+    state = "running" if status["running"] else state
     rounds = f" of {status['rounds']}" if "rounds" in status else ""
     progress = "every round is done" if status["done"] else f"round {status['round']}{rounds}"
     console.print(f"{status['node']}: {state}, {progress}", highlight=False)
@@ -48,13 +51,24 @@ def print_status(status: Json) -> None:
     for name in (*scores, "mixture", "loss"):
         if last.get(name) is not None:
             console.print(f"{name}: {last[name]}")
+    if privacy := status.get("privacy") or last.get("privacy"):
+        console.print(describe_privacy(privacy), highlight=False)
     if status["running"]:
         console.print(build_neighbour_table(status))
         for name, known in status["neighbours"].items():
             if known["last_error"]:
                 console.print(f"{name}: {known['last_error']}", highlight=False)
+        if status["certificate_until"]:
+            console.print(f"certificate valid until: {status['certificate_until'][:10]}")
         rejected = ", ".join(f"{reason}: {count}" for reason, count in status["refused"].items())
         console.print(f"rejected: {rejected or 'nothing'}")
+
+
+def describe_privacy(report: Json) -> str:
+    """Return what a private node has spent, against all neighbours together."""
+    budget = "" if report["budget"] is None else f" of {report['budget']:g}"
+    end = ": the budget is spent, this node sends nothing more" if report["silent"] else ""
+    return f"epsilon: {report['epsilon']:.4g}{budget} at delta = {report['delta']:g}{end}"
 
 
 def build_neighbour_table(status: Json) -> Table:
@@ -62,6 +76,7 @@ def build_neighbour_table(status: Json) -> Table:
     table = Table("neighbour", "state", "round", "last seen (s)", "sent (kB)", "received (kB)")
     for name, known in status["neighbours"].items():
         state = "muted" if known["muted"] else "up" if known["alive"] else "down"
+        state = "revoked" if known["revoked"] else state
         seconds = known["seen_seconds_ago"]
         seen = "never" if seconds is None else f"{seconds:.1f}"
         kilobytes = (status["bytes"][key].get(name, 0) / 1000 for key in ("sent", "received"))

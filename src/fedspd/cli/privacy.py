@@ -9,10 +9,9 @@ from rich.table import Table
 
 from fedspd.config import ExperimentConfig, load, method_class, split_arguments, validate
 from fedspd.core.errors import ConfigError
-from fedspd.core.mechanism import Release
 from fedspd.experiment.build import build_budget
 from fedspd.experiment.spending import silence_alarm
-from fedspd.node.peer.privacy import LEDGER, read_ledger
+from fedspd.node.peer.privacy import LEDGER, read_ledger, releases_of
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.budget import Budget, describe, warnings
 from fedspd.privacy.ledger import RunLedger
@@ -37,7 +36,8 @@ def show(settings: list[str], as_json: bool) -> None:
     console = Console()
     for sentence in about["sentences"]:
         console.print(sentence, markup=False, highlight=False)
-    console.print(_curve(about["rounds"]))
+    if about["rounds"]:
+        console.print(_curve(about["rounds"]))
     if about["neighbours"]:
         console.print(_neighbours(about))
 
@@ -99,7 +99,11 @@ def _spent(folder: Path) -> Json:
         return _spent_by_node(run_folder)
     stored = run_folder.read("run.json")
     config = validate(stored["config"])
-    _budget(config)
+    if not config.privacy.is_on:
+        raise ConfigError(
+            f"'{folder}': this run is not private; expected one whose config has privacy.epsilon "
+            "or privacy.noise. Start a new run with one of them."
+        )
     ledger, rounds = RunLedger(config.clients, config.privacy.delta), []
     for event in run_folder.events():
         if "privacy" in event:
@@ -121,10 +125,9 @@ def _spent_by_node(run_folder: RunFolder) -> Json:
     ledger, events = read_ledger(run_folder), list(run_folder.events())
     reported = [event for event in events if "privacy" in event]
     delta = float(ledger["delta"])
-    entries = [[Release(*spent) for spent in entry["spent"]] for entry in ledger["releases"]]
 
     def cost(known: int) -> float:
-        return epsilon((release for own in entries[:known] for release in own), delta)
+        return epsilon(releases_of(ledger["releases"][:known]), delta)
 
     received = ledger["received"]
     spent = cost(max(received.values(), default=0))

@@ -232,7 +232,7 @@ def _spectrum_in_words(signs: Signs) -> str:
         return "no populations were looked for"
     found = "no populations stand out"
     if signs.clusters > 1:
-        found = f"the clients form {signs.clusters} populations"
+        found = f"they come from {signs.clusters} populations"
     if signs.ratio is None:
         return found
     ratio = f"(ratio of eigenvalues {signs.ratio:.1f}, threshold {LEAST_RATIO:.1f})"

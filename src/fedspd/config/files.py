@@ -9,6 +9,7 @@ from fedspd.config.messages import as_json
 from fedspd.config.schema import ExperimentConfig
 from fedspd.config.validation import validate, without_other_methods
 from fedspd.core.errors import ConfigError
+from fedspd.storage.atomic import flatten
 
 DEFAULT = "default"  # the value that unsets a key
 
@@ -90,16 +91,9 @@ def changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, tuple[
     Options of other methods do not count. A key that a file of older code does not have has its
     default here, which a hash in that file could not know.
     """
-    old, new = (_flat(without_other_methods(as_dict(one), one.method)) for one in (before, now))
+    old, new = (flatten(without_other_methods(as_dict(one), one.method)) for one in (before, now))
     keys = [*old, *(key for key in new if key not in old)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
-
-
-def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
-    return flat
 
 
 def as_toml(config: ExperimentConfig) -> str:

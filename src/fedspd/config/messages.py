@@ -19,6 +19,15 @@ EXPECTED = {
     "list_type": "a list",
 }
 
+OTHER_NAMES = {  # of other packages
+    "algorithm": "method",
+    "batch_size": "batch",
+    "dataset": "name",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+}
+SHARED_TABLES = ("data", "topology", "model", "training", "exchange", "privacy")
+
 Location = Sequence[int | str]
 
 
@@ -55,7 +64,19 @@ def _known_keys(location: Location, table: type[Options]) -> str:
         if owners:
             return f"'{last}' is an option of {', '.join(owners)}."
     known = _keys(location[:-1], table)
-    return nearest(last, known) if known else f"{location[0]} has no options."
+    if not known:
+        return f"{location[0]} has no options."
+    name = OTHER_NAMES.get(last.lower(), last)
+    if name in known:
+        return f"did you mean '{name}'?"
+    if len(location) == 1 and set(SHARED_TABLES) <= set(known):
+        head, _, tail = last.partition(".")
+        if tail and head in known:
+            return f"expected a table, {{'{head}': {{'{tail}': ...}}}}."
+        for shared in SHARED_TABLES:
+            if name in _keys((shared,), table):
+                return f"did you mean '{shared}.{name}'?"
+    return nearest(last, known)
 
 
 def _keys(location: Location, table: type[Options]) -> list[str]:

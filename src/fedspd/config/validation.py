@@ -63,9 +63,13 @@ def check_used(config: ExperimentConfig, methods: Sequence[str]) -> None:
     are those of nobody. The config's own method takes part in everything.
     """
     used = {options_table(method) for method in (*methods, config.method)}
-    for table in sorted({*METHODS, "options"} - used):
-        for name, value in _chosen(config, table).items():
-            raise _unused(f"{table}.{name}", value, table, methods)
+    unused = {
+        f"{table}.{name}": value
+        for table in sorted({*METHODS, "options"} - used)
+        for name, value in _chosen(config, table).items()
+    }
+    if unused:
+        raise _unused(unused, methods)
 
 
 def _chosen(config: ExperimentConfig, table: str) -> dict[str, Any]:
@@ -79,12 +83,20 @@ def _chosen(config: ExperimentConfig, table: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value != defaults[name]}
 
 
-def _unused(key: str, value: Any, table: str, methods: Sequence[str]) -> ConfigError:
-    owner = "a method given as module:Class" if table == "options" else f"'{table}'"
+def _unused(options: Mapping[str, Any], methods: Sequence[str]) -> ConfigError:
     named = f"method = '{methods[0]}'" if len(methods) == 1 else f"methods = {', '.join(methods)}"
+    shown = ", ".join(f"{key} = {as_json(value)}" for key, value in options.items())
+    defaults = " ".join(f"{key}=default" for key in options)
+    if len(options) > 1:
+        return ConfigError(
+            f"{shown}: options of other methods, and {named}. Leave them out, or unset them with "
+            f"{defaults}."
+        )
+    table = next(iter(options)).partition(".")[0]
+    owner = "a method given as module:Class" if table == "options" else f"'{table}'"
     return ConfigError(
-        f"{key} = {as_json(value)}: an option of {owner} only, and {named}. Leave it out, or unset "
-        f"it with {key}=default."
+        f"{shown}: an option of {owner} only, and {named}. Leave it out, or unset it with "
+        f"{defaults}."
     )
 
 

@@ -83,5 +83,5 @@ class MalformedError(TransportError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"expected one of: {', '.join(known)}."

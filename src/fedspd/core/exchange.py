@@ -72,7 +72,7 @@ class Exchange:
     want_CM      the clusters that the client wants to receive; neighbours send no others
     note_C       a small integer that travels with the announcement
     is_model     whether the vectors count as models; False for a few numbers
-    part         what such vectors are, if not models: their bodies or heads, as learner.cut cuts
+    part         which part of models the vectors are: bodies or heads, as learner.cut cuts
     """
 
     cluster_CK: Tensor
@@ -82,6 +82,11 @@ class Exchange:
     note_C: Tensor | None = None
     is_model: bool = True
     part: Part = "model"
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether the vectors are of a model's parameters, even if they do not count as models."""
+        return self.is_model or self.part != "model"
 
 
 class ReceivedModel(NamedTuple):

@@ -180,14 +180,14 @@ class FlatModule:
         """The places of body and head in the vector; ConfigError if there is no such head."""
         _, layer = find_head(self.module, self.head)
         own = [slot for slot in self.parameter_slots if slot.owner is layer]
-        starts = [slot.start for slot in own]
-        size = sum(slot.view.numel() for slot in own)
-        if size != sum(p.numel() for p in layer.parameters()) or max(starts) - min(starts) > size:
+        start = min((slot.start for slot in own), default=0)
+        stop = max((slot.start + slot.view.numel() for slot in own), default=0)
+        if stop - start != sum(p.numel() for p in layer.parameters()):
             raise ConfigError(
                 "model.head: its parameters are tied to another layer or partly frozen; expected "
                 "a linear layer of its own. Name another one."
             )
-        return Cut(min(starts), min(starts) + size)
+        return Cut(start, stop)
 
 
 @contextmanager

@@ -38,6 +38,6 @@ class Key:
         """Return numpy's generator of this key."""
         return np.random.Generator(np.random.PCG64(self.number()))
 
-    def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return torch's generator of this key."""
-        return torch.Generator(device=device).manual_seed(self.number())
+    def torch(self) -> torch.Generator:
+        """Return torch's generator of this key, on the CPU."""
+        return torch.Generator().manual_seed(self.number())

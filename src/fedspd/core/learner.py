@@ -226,23 +226,24 @@ class Learner(FlatModule):
         """Yield every model_CP after training on its part of the examples, a table only_CE.
 
         The options are those of `train`. No example is in two parts, so that it has one of these
-        local updates to pay for.
+        local updates to pay for. Each is paid for before it is given out.
         """
         assert int(torch.stack(list(parts)).sum(0).max()) <= 1, "the parts overlap"
-        effort, mechanism, paid = self.effort, self.mechanism, []
-        before = effort.releases
+        effort, before, mechanism = self.effort, self.effort.releases, self.mechanism
+        known: dict[int, list[list[Release]]] = defaultdict(list)  # of the parts until now
         for k, (model_CP, only_CE) in enumerate(zip(models, parts, strict=True)):
             effort.releases = defaultdict(list)
             try:
                 trained_CP = self.train(model_CP, data, key.of(k), only_CE=only_CE, **options)
             finally:
-                paid.append(effort.releases)
-                effort.releases = before
+                own, effort.releases = effort.releases, before
+            if mechanism is not None:
+                for client in data.clients:
+                    if client not in before:  # an exchange has taken what was paid until now
+                        known[client].clear()
+                    before[client].extend(mechanism.part_cost(known[client], own[client]))
+                    known[client].append(own[client])
             yield trained_CP
-        if mechanism is None:
-            return
-        for client in data.clients:
-            before[client].extend(mechanism.merge_parts([part[client] for part in paid]))
 
     def own_key(self, key: Key) -> Key:
         """Return the key of draws that go example by example; a private node's is secret."""
@@ -252,7 +253,7 @@ class Learner(FlatModule):
         """Return share_CS, the mean over each client's examples of shares that sum to 1.
 
         before_CS is what a mechanism may return that cannot afford a new mean. A single share is 1
-        whatever the examples are, so that it costs nothing.
+        for any examples, so that it costs nothing.
         """
         if self.mechanism is not None and share_CSE.shape[1] > 1:
             return self.mechanism.mean_shares(self, share_CSE, before_CS, data, key)

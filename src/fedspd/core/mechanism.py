@@ -53,8 +53,10 @@ class Mechanism(ABC):
         """Return the mean over each client's examples of shares that sum to 1, or before_CS."""
 
     @abstractmethod
-    def merge_parts(self, parts: Sequence[Sequence[Release]]) -> list[Release]:
-        """Return what local updates of one client on disjoint examples cost together."""
+    def part_cost(
+        self, parts: Sequence[Sequence[Release]], own: Sequence[Release]
+    ) -> list[Release]:
+        """Return what a local update costs beside those of a client's other, disjoint parts."""
 
     @abstractmethod
     def own_key(self, key: Key) -> Key:

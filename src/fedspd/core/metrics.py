@@ -70,8 +70,8 @@ def purity(table_SD: NDArray[np.int64]) -> float:
 def adjusted_rand_index(table_SD: NDArray[np.int64]) -> float:
     """Return how well clusters and distributions agree on which examples belong together.
 
-    It is 1 for the same groups under any labels and 0 on average for random ones, whatever the
-    numbers of clusters and distributions (Hubert and Arabie, 1985).
+    It is 1 for the same groups under any labels and 0 on average for random ones, for any numbers
+    of clusters and distributions (Hubert and Arabie, 1985).
     """
     together = _pairs(table_SD).sum()
     by_cluster, by_distribution = _pairs(table_SD.sum(1)).sum(), _pairs(table_SD.sum(0)).sum()

@@ -55,7 +55,7 @@ def clipped(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
     others_R = H - has_own_R.int()
     middle_R = has_own_R.int() + (others_R - 1).div(2, rounding_mode="floor")
     ordered_RH = length_RH.masked_fill(own_RH, -1).sort(1).values  # the own model comes first
-    limit_R1 = ordered_RH[rows, middle_R].clamp(min=0)[:, None]
+    limit_R1 = ordered_RH[rows, middle_R][:, None]
     scale_RH = torch.where(length_RH <= limit_R1, 1, limit_R1 / length_RH)
     is_finite_RH1 = length_RH.isfinite()[:, :, None]
     clipped_RHP = torch.where(is_finite_RH1, scale_RH[:, :, None] * difference_RHP, 0)
@@ -63,7 +63,7 @@ def clipped(model_RHP: Tensor, own_RH: Tensor) -> Tensor:
 
 
 def _sum(model_RHP: Tensor) -> Tensor:
-    """Return the sum in the order of the senders, whatever the shape."""
+    """Return the sum in the order of the senders, for every shape."""
     total_RP = model_RHP[:, 0].clone()
     for h in range(1, model_RHP.shape[1]):
         total_RP += model_RHP[:, h]

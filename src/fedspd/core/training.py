@@ -39,7 +39,7 @@ class TrainingOptions(Options):
         Literal["step", "cosine", "constant"],
         Field(
             description="How the learning rate changes: `step`, by `decay` every `decay_every` "
-            "rounds, whatever the number of rounds; `cosine`, from `lr` in round 1 towards 0 after "
+            "rounds, in a run of any length; `cosine`, from `lr` in round 1 towards 0 after "
             "the last round; `constant`, not at all."
         ),
     ] = "step"

@@ -23,6 +23,8 @@ from fedspd.data.sources import Examples, Owners, Source
 CHANNELS = (1, 3, 4)
 MAX_DENSE_BYTES = 4 << 30  # of a sparse matrix
 MIN_TRAIN, MIN_TEST = 2, 1  # examples of a client
+BRIGHT = 250  # at least so bright is the brightest pixel of many images
+FEW = 1000  # examples to look at
 
 
 @dataclass(frozen=True)
@@ -66,25 +68,6 @@ class _Columns:
     client: list[str] = field(default_factory=list)
 
 
-def from_arrays(
-    x_train: Any,
-    y_train: Any,
-    x_test: Any = None,
-    y_test: Any = None,
-    *,
-    name: str = "custom",
-    reading: Reading | None = None,
-) -> Source:
-    """Return a source of arrays, tensors, lists or sparse matrices."""
-    if (x_test is None) != (y_test is None):
-        raise DataError(
-            f"'{name}': only one of x_test and y_test; expected both, or neither for a split of "
-            "the training part."
-        )
-    test = None if x_test is None else RawPart(x_test, y_test)
-    return from_parts(RawPart(x_train, y_train), test, name, reading)
-
-
 def from_parts(
     train: RawPart,
     test: RawPart | None = None,
@@ -108,7 +91,7 @@ def from_parts(
     first, rest, owners = _with_test(examples, owners)
     _check_agreement(first, rest)
     names = classes if classes != tuple(map(str, range(len(classes)))) else ()
-    about = tuple(notes), train.has_columns
+    about = (*notes, *_note_pixels(first.x)), train.has_columns
     return Source(name, first, rest, len(classes), names, owners, *about)
 
 
@@ -215,9 +198,11 @@ def _unpacked(array: NDArray[Any], name: str) -> NDArray[Any]:
         return np.stack([np.asarray(value, dtype=np.float64) for value in array])
     except (ValueError, TypeError):
         wrong = next(v for v in values if not isinstance(v, int | float) or v != v)
+        kinds = {type(value).__name__ for value in values} - {"str"}
+        others = f" among those of type {min(kinds)}" if isinstance(wrong, str) else ""
         raise DataError(
-            f"{name}: a value {str(wrong)[:40]!r} of type {type(wrong).__name__}; expected numbers "
-            "or strings, none missing."
+            f"{name}: a value {str(wrong)[:40]!r} of type {type(wrong).__name__}{others}; expected "
+            "numbers or strings, none missing."
         ) from None
 
 
@@ -274,6 +259,18 @@ def as_floats(values: NDArray[Any], name: str) -> NDArray[Any]:
             f"{name}: a value of example {first[0]}{column} is not finite. Remove or replace it."
         )
     return floats
+
+
+def _note_pixels(x: NDArray[Any]) -> list[str]:
+    """Return a note about inputs that seem to be pixels and are not of an image's type."""
+    if x.dtype == np.uint8 or x.min() < 0 or not BRIGHT <= x.max() <= 255:
+        return []
+    if (x[:FEW] % 1).any():
+        return []
+    return [
+        f"x: whole numbers from {x.min():g} to {x.max():g} are used as they are. If they are "
+        "pixels, divide them by 255, or pass images as uint8 of shape [n, channels, height, width]."
+    ]
 
 
 def _check_lengths(x: NDArray[Any], y: NDArray[Any], part: str) -> None:

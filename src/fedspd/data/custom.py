@@ -1,4 +1,4 @@
-"""Custom data as a Source, whatever the user passes: files, folders, functions and objects.
+"""Custom data of every form as a Source: files, folders, functions and objects.
 
 Data with clients of their own stay with these; all others are partitioned among the clients.
 """
@@ -14,12 +14,12 @@ import torch
 
 from fedspd.core.errors import DataError, nearest
 from fedspd.core.imports import FROM_PYTHON, load_object
-from fedspd.data.arrays import RawPart, Reading, from_arrays, from_clients, from_parts
+from fedspd.data.arrays import RawPart, Reading, from_clients, from_parts
 from fedspd.data.files import FILE_SUFFIXES, from_file, from_folder, load_inputs
 from fedspd.data.objects import count_partitions, dataset_parts, is_dataset, is_table
 from fedspd.data.sources import DATASETS, Source, is_official, load_dataset
 
-__all__ = ["Reading", "from_arrays", "load_inputs", "load_source"]
+__all__ = ["Reading", "load_inputs", "load_source"]
 
 FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 FORMS = (
@@ -92,7 +92,10 @@ def _parts(spec: Any, reading: Reading, where: str) -> tuple[RawPart, RawPart | 
         return RawPart(*spec[:2]), RawPart(*spec[2:]) if len(spec) == 4 else None
     if is_dataset(spec):
         return dataset_parts(spec, reading, where)
-    raise DataError(f"{where}: a value of type {type(spec).__name__}; expected {FORMS}.")
+    kind = type(spec).__name__
+    if isinstance(spec, tuple):
+        kind += f" ({', '.join(type(each).__name__ for each in spec)})"
+    raise DataError(f"{where}: a value of type {kind}; expected {FORMS}.")
 
 
 def _pair(pair: Sequence[Any], reading: Reading, where: str) -> tuple[RawPart, RawPart | None]:

@@ -39,7 +39,9 @@ def _read_table(path: Path) -> Any:
         raise MissingExtraError.of("A CSV or Parquet file", "tables") from None
     try:
         is_csv = path.suffix.lower() == ".csv"
-        return pandas.read_csv(path) if is_csv else pandas.read_parquet(path)
+        table = pandas.read_csv(path) if is_csv else pandas.read_parquet(path)
+        is_indexed = is_csv and table.columns[0] == "Unnamed: 0"  # pandas wrote its index
+        return table.iloc[:, 1:] if is_indexed else table
     except OSError as error:
         raise DataError(f"'{path}': cannot be read: {error.strerror or error}.") from error
     except ImportError:

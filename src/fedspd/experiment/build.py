@@ -1,6 +1,7 @@
 """Build an experiment from its config: data, graph, model, method and plan."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -298,11 +299,19 @@ def _reason(error: Exception) -> str:
 
 
 def _factory_of(model: ModelFactory, shape: tuple[int, ...], classes: int) -> partial[nn.Module]:
-    if not callable(model):
+    expected = "expected a function (shape, classes) -> nn.Module"
+    if isinstance(model, nn.Module) or not callable(model):
+        raise ConfigError(f"model: a value of type {type(model).__name__}; {expected}.")
+    try:
+        inspect.signature(model).bind(shape, classes)
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
         raise ConfigError(
-            f"model: a value of type {type(model).__name__}; expected a function "
-            "(shape, classes) -> nn.Module."
-        )
+            f"model: {name} cannot be called with a shape and a number of classes ({error}); "
+            f"{expected}. Pass lambda shape, classes: {name}(...)."
+        ) from None
+    except ValueError:  # a function in C has no signature
+        pass
     return partial(model, shape, classes)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedspd.core.errors import ConfigError, MissingExtraError, StorageError
@@ -56,7 +56,7 @@ def save_model(
             torch.export.save(program, to, extra_files={KEY: about})
         else:
             weights = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-            save_file(weights, to, {KEY: about})
+            to.write_bytes(save(weights, {KEY: about}))  # save_file lets only its owner read it
 
 
 def _any_number() -> Any:

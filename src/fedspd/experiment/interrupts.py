@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM during a run: finish the round for a moment, so that nothing is lost.
+"""Ctrl-C and SIGTERM: finish the round of a run for a moment, so that nothing is lost.
 
 Python loses an exception that a handler raises in a hook of a fork, a finaliser or the garbage
-collector: it only prints it. A signal is therefore remembered too, and the run asks for it.
+collector: it only prints it. A library may lose one while it is imported. A signal is therefore
+remembered too, and the run asks for it.
 """
 
 import signal
@@ -53,11 +54,15 @@ class Interrupts:
 def interrupts() -> Iterator[Interrupts]:
     """Handle signals that would raise KeyboardInterrupt in this thread, until the block ends.
 
-    A block that has lost the exception raises it at its end.
+    A block that has lost the exception raises it at its end. A block inside another one shares what
+    that one knows, and raises an exception that was lost there at its beginning.
     """
-    found = Interrupts()
     is_main = threading.current_thread() is threading.main_thread()
-    taken = [n for n in SIGNALS if is_main and signal.getsignal(n) == signal.default_int_handler]
+    handlers = {number: signal.getsignal(number) for number in SIGNALS if is_main}
+    outer = [getattr(handler, "__self__", None) for handler in handlers.values()]
+    found = next((one for one in outer if isinstance(one, Interrupts)), None) or Interrupts()
+    found.check()
+    taken = [n for n, handler in handlers.items() if handler == signal.default_int_handler]
     for number in taken:
         signal.signal(number, found.handle)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from fedspd.core.errors import MissingExtraError
 from fedspd.core.metrics import ALL_METRICS
 from fedspd.experiment.callbacks import Callback
-from fedspd.storage.atomic import Json
+from fedspd.storage.atomic import Json, flatten
 
 # Fields with a number for each client.
 BY_CLIENT = ("accuracy", "test_loss", "loss", "epsilon", *ALL_METRICS)
@@ -117,7 +117,7 @@ class MLflow(Callback):
             else found.experiment_id
         )
         self.run_id = self.client.create_run(number, run_name=self.name).info.run_id
-        params = [self.param(key, str(value)) for key, value in flat(event["config"]).items()]
+        params = [self.param(key, str(value)) for key, value in flatten(event["config"]).items()]
         self.client.log_batch(self.run_id, params=params)
 
     def on_round(self, event: Json) -> None:
@@ -128,15 +128,6 @@ class MLflow(Callback):
     def on_final(self, event: Json) -> None:
         self.on_round(event)
         self.client.set_terminated(self.run_id)
-
-
-def flat(tree: Json, prefix: str = "") -> Json:
-    """Return the values of a tree by dotted key."""
-    found: Json = {}
-    for key, value in tree.items():
-        is_table = isinstance(value, dict)
-        found |= flat(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
-    return found
 
 
 def scalars(event: Json, prefix: str = "") -> dict[str, float]:

@@ -15,6 +15,7 @@ from fedspd.paper.table import PaperTable, to_json
 from fedspd.reporting.html import render_figure
 from fedspd.reporting.run_figures import save_figures
 from fedspd.reporting.style import STYLE
+from fedspd.reporting.tables import latex_table
 from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
@@ -123,23 +124,6 @@ def csv_lines(cells: Sequence[Json]) -> str:
 def to_latex(table: PaperTable) -> str:
     """Return the main table for a paper; it needs the package booktabs."""
     return latex_table("lllrrrl", HEAD, value_rows(table))
-
-
-def latex_table(columns: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a tabular environment."""
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line(head), r"\midrule"]
-    lines += [_latex_line(row) for row in rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _latex_line(cells: Sequence[str]) -> str:
-    return " & ".join(_latex(cell) for cell in cells) + r" \\"
-
-
-def _latex(text: str) -> str:
-    names = {"±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "–": "--", "\\": r"\textbackslash{}"}
-    names |= {special: f"\\{special}" for special in "%&_#$"}
-    return "".join(names.get(letter, letter) for letter in text)
 
 
 # ---- HTML

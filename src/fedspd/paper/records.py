@@ -29,9 +29,8 @@ from fedspd.config import (
 )
 from fedspd.core.errors import ConfigError
 from fedspd.core.metrics import TRAINING_ACCURACY
-from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import mean
-from fedspd.storage.atomic import Json, disk_errors, read_json, write_atomically
+from fedspd.storage.atomic import Json, disk_errors, flatten, read_json, write_atomically
 from fedspd.storage.run_folder import RunFolder
 
 CURVE_POINTS = 50  # at most, in a record

@@ -16,9 +16,8 @@ from fedspd.paper.definition import (
 from fedspd.paper.measures import MEASURES, Measure
 from fedspd.paper.records import Records
 from fedspd.reporting.columns import MINUS
-from fedspd.reporting.points import flatten
 from fedspd.reporting.statistics import Interval, confidence_interval, paired_difference
-from fedspd.storage.atomic import Json
+from fedspd.storage.atomic import Json, flatten
 
 TOLERANCE = 1.0  # points: the seeds of the paper's own table 4 differ by as much
 TOLERATED_RATIO = 0.05

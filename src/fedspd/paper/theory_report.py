@@ -26,6 +26,7 @@ from fedspd.paper.theory import (
 )
 from fedspd.reporting.figure_style import add_legend, make_panels, tint
 from fedspd.reporting.run_figures import save_figures
+from fedspd.reporting.tables import latex_table
 from fedspd.storage.atomic import Json, disk_errors, read_json, write_atomically
 from fedspd.storage.run_folder import RunFolder
 
@@ -327,7 +328,7 @@ def write_theory(out: Path, scale: ScaleName, series: Sequence[Json]) -> Path:
     report = RunFolder(folder)
     report.write("report.md", f"# {describe_theory()['title']}\n\n{to_markdown(series)}")
     report.write("report.csv", pages.csv_lines([{k: s[k] for k in FIELDS} for s in series]))
-    report.write("report.tex", pages.latex_table("llrrrrrrr", HEAD, table_rows(series)))
+    report.write("report.tex", latex_table("llrrrrrrr", HEAD, table_rows(series)))
     report.write("report.html", to_html(series, figures))
     report.write("report.json", {"series": list(series), "findings": findings(series)})
     return folder

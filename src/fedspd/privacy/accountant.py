@@ -71,7 +71,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         """Return the log of delta(epsilon), minus the log of delta."""
         a, b = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        return float(a + np.log1p(-np.exp(min(b - a, -1e-300)))) - math.log(delta)
+        with np.errstate(divide="ignore"):  # where noise is next to nothing
+            return float(a + np.log1p(-np.exp(min(b - a, -1e-300)))) - math.log(delta)
 
     if excess(0.0) <= 0:
         return 0.0
@@ -98,11 +99,12 @@ def noise_for(
     if cost(most) > budget:
         rounds = len(releases_at(most))
         permitted = sum(cost(most, t) <= budget for t in range(1, rounds))
-        expected = f"at most {permitted} rounds with it" if permitted else "more: it permits none"
+        asked, expected = "even one round, which needs", "a larger budget"
+        if permitted:
+            asked, expected = f"{rounds} rounds, which need", f"rounds = {permitted} at most"
         raise ConfigError(
-            f"privacy.epsilon = {budget}: too small for {rounds} rounds, which need noise above "
-            f"{most:g} times the clip; expected {expected}. Set fewer rounds or local epochs, "
-            "a lower privacy.rate or a larger budget."
+            f"privacy.epsilon = {budget}: too small for {asked} noise above {most:g} times the "
+            f"clip; expected {expected}. Set that, fewer local epochs or a lower privacy.rate."
         )
     low, high = LEAST_NOISE, most
     while high / low > 1 + PRECISION:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspd.core.errors import StorageError
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import SERVER, Traffic
 from fedspd.core.mechanism import Release
@@ -39,7 +40,16 @@ class RunLedger:
                 self.record(event["privacy"])
 
     def record(self, entry: Json) -> None:
-        """Add the entry of a round's event."""
+        """Add the entry of a round's event; refuse one that lacks a part."""
+        try:
+            self._record(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StorageError(
+                f"events.jsonl: the field 'privacy' of a round is not complete ({error!r}); an "
+                "older version has written it, or it is damaged. Start a new run."
+            ) from None
+
+    def _record(self, entry: Json) -> None:
         for release in entry["releases"]:
             own = Release(release["noise"], release["rate"], release["times"])
             for client in range(self.clients) if release["clients"] is None else release["clients"]:

@@ -121,9 +121,12 @@ class DPSGD(Mechanism):
         total_C1 = sum_CS.sum(1, keepdim=True)
         return torch.where(total_C1 > 0, sum_CS / total_C1, before_CS)
 
-    def merge_parts(self, parts: Sequence[Sequence[Release]]) -> list[Release]:
-        """Return the costliest part: an example is in one of them (parallel composition)."""
-        return list(max(parts, key=lambda own: sum(release.times for release in own)))
+    def part_cost(
+        self, parts: Sequence[Sequence[Release]], own: Sequence[Release]
+    ) -> list[Release]:
+        """Return nothing beside one that costs as much: an example is in one of the parts."""
+        steps = [sum(release.times for release in part) for part in (own, *parts)]
+        return [] if steps[0] <= max(steps[1:], default=-1) else list(own)
 
     def own_key(self, key: Key) -> Key:
         return self.source.own_key(key)
@@ -170,9 +173,11 @@ class UpdateMechanism(Mechanism):
         """Return the mixture as it was: a mean over one client's few shares cannot be paid for."""
         return before_CS
 
-    def merge_parts(self, parts: Sequence[Sequence[Release]]) -> list[Release]:
-        """Return all of them: the client is in every part."""
-        return [release for own in parts for release in own]
+    def part_cost(
+        self, parts: Sequence[Sequence[Release]], own: Sequence[Release]
+    ) -> list[Release]:
+        """Return all of it: the client is in every part."""
+        return list(own)
 
     def own_key(self, key: Key) -> Key:
         return self.source.own_key(key)

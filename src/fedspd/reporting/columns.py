@@ -221,7 +221,7 @@ def _cluster_columns() -> list[Column]:
         Column(
             "ARI",
             "adjusted Rand index of clusters and true distributions: 1 if they group the examples "
-            "alike, 0 by chance, whatever their numbers",
+            "alike, 0 by chance, for any number of either",
             lambda row: _format_index(row.adjusted_rand_index),
             lambda row: row.adjusted_rand_index,
             max,

@@ -39,6 +39,7 @@ Line = list[tuple[Any, float, float]]  # value, mean, half-width of its interval
 OVER_SEEDS = "95 % interval over seeds"  # meaning of a band or a bar
 OVER_CLIENTS = "standard deviation over clients"
 BANDS = ((5, 95), (25, 75))  # percentiles
+MARKER_ROOM = 0.03  # of an axis, half the height of a marker in the smallest panel
 
 
 # ---- accuracy
@@ -154,7 +155,10 @@ def draw_curve(axes: Axes, method: str, curve: Curve, i: int, scale: float = 100
     if curve[2] is not None:
         spread = scale * np.nan_to_num(np.asarray(curve[2], dtype=float)[known])
         band: dict[str, Any] = {"color": tint(i), "alpha": 0.15, "linewidth": 0}
-        axes.fill_between(x, mean - spread, mean + spread, **band)
+        low, high = np.maximum(mean - spread, np.minimum(mean, 0)), mean + spread
+        if scale == 100:  # nothing is above 100 %
+            high = np.minimum(high, np.maximum(mean, 100))
+        axes.fill_between(x, low, high, **band)
 
 
 def _bars(mean: Points, half: Points, score: Score) -> Points:
@@ -177,7 +181,10 @@ def _draw_final(
 
 def _label_score(axes: Axes, xlabel: str, score: Score) -> None:
     low, high = axes.get_ylim()
-    limits = (max(low, -1), min(high, 101)) if score.is_percent else (max(low, 0), high)
+    limits = (max(low, 0), high)
+    if score.is_percent:  # room for the marker of a score of 0 or 100 %
+        room = MARKER_ROOM * (min(high, 100) - max(low, 0))
+        limits = (max(low, -room), min(high, 100 + room))
     axes.set(xlabel=xlabel, ylabel=f"Test {score.heading}", ylim=limits)
 
 

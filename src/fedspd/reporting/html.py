@@ -14,10 +14,11 @@ from fedspd.core.scores import ACCURACY, Score
 from fedspd.reporting import columns, figure_files, tables
 from fedspd.reporting.columns import Column
 from fedspd.reporting.method_rows import Comparison, MethodRow
-from fedspd.reporting.points import SHARED_TABLES, flatten
+from fedspd.reporting.points import SHARED_TABLES
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval
 from fedspd.reporting.style import STYLE
+from fedspd.storage.atomic import flatten
 
 CAPTIONS = {
     "{score}-by-round": "Mean over clients and seeds. The band is the 95 % confidence interval "

@@ -1,4 +1,4 @@
-"""Write the report of runs: report.html, report.md, report.csv, report.json and figures/."""
+"""Write the report of runs: report.html, .md, .tex, .csv and .json, and figures/."""
 
 import json
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ def write_report(
     run_figures.save_figures(figures, out / "figures")
     folder = RunFolder(out)
     folder.write("report.md", tables.to_markdown(comparison))
+    folder.write("report.tex", tables.to_latex(comparison))
     folder.write("report.csv", tables.to_csv(comparison))
     folder.write("report.json", to_json(comparison))
     folder.write("report.html", html.render_page(comparison, figures, figures_by_point))

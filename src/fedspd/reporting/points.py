@@ -46,15 +46,6 @@ def format_label(method: str, point: Json) -> str:
     return ", ".join([method, *(format_point(part) for part in (own, shared) if part)])
 
 
-def flatten(config: Json, prefix: str = "") -> Json:
-    """Return the config's values by dotted key."""
-    flat: Json = {}
-    for key, value in config.items():
-        is_table = isinstance(value, dict)
-        flat |= flatten(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
-    return flat
-
-
 def is_data_key(key: str) -> bool:
     """Return whether the data of a run depend on this key."""
     return key in ("clients", "holdout_clients") or key.startswith("data.")

@@ -12,12 +12,11 @@ from fedspd.reporting.points import (
     DEFAULT,
     SHARED_TABLES,
     canonical_json,
-    flatten,
     is_data_key,
     is_method_option,
 )
 from fedspd.reporting.runs import Run
-from fedspd.storage.atomic import Json
+from fedspd.storage.atomic import Json, flatten
 
 
 def select_comparable(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

@@ -1,4 +1,4 @@
-"""A comparison as Markdown and CSV."""
+"""A comparison as Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -69,6 +69,41 @@ def _markdown_cell(comparison: Comparison, row: MethodRow, column: Column) -> st
 def _list_remarks(comparison: Comparison) -> list[str]:
     remarks = [*comparison.notes, *comparison.alarms]
     return ["", "## Remarks", "", *(f"- {remark}" for remark in remarks)] if remarks else []
+
+
+def to_latex(comparison: Comparison) -> str:
+    """Return the columns that a paper has room for; it needs the package booktabs."""
+    columns = [column for column in comparison_columns(comparison) if column.is_brief]
+    names = [*comparison.shared_axes, "method"]
+    rows = [
+        [*map(_latex, [*point_cells(comparison, row), row.name])]
+        + [_latex_cell(comparison, row, column) for column in columns]
+        for row in comparison.rows
+    ]
+    head = [*names, *(column.title for column in columns)]
+    return _latex_tabular("l" * len(names) + "r" * len(columns), [*map(_latex, head)], rows)
+
+
+def _latex_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
+    text = _latex(column.text(row))
+    return rf"\textbf{{{text}}}" if is_best(comparison, row, column) else text
+
+
+def latex_table(columns: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a tabular environment with these texts."""
+    return _latex_tabular(columns, [*map(_latex, head)], [[*map(_latex, row)] for row in rows])
+
+
+def _latex_tabular(columns: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top, *body = [" & ".join(cells) + r" \\" for cells in (head, *rows)]
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", top, r"\midrule", *body]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex(text: str) -> str:
+    names = {"±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "×": r"$\times$", "–": "--"}
+    names |= {"\\": r"\textbackslash{}"} | {special: f"\\{special}" for special in "%&_#$"}
+    return "".join(names.get(letter, letter) for letter in text)
 
 
 def to_csv(comparison: Comparison) -> str:

@@ -331,7 +331,7 @@ class BlockRunner:
     def take_releases(self) -> dict[int, list[Release]]:
         """Return what each client released of its examples since the last call."""
         taken, self._releases = self._releases, {}
-        return {client: own for client, own in taken.items() if own}
+        return taken
 
     def silent_clients(self) -> dict[int, int]:
         """Return the clients that send nothing more, and how many releases each has sent."""

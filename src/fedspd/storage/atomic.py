@@ -46,6 +46,15 @@ def seal(content: Json) -> str:
     return json.dumps({**content, "sha256": digest}, indent=1)
 
 
+def flatten(tree: Json, prefix: str = "") -> Json:
+    """Return the values of a tree of tables by dotted key."""
+    flat: Json = {}
+    for key, value in tree.items():
+        is_table = isinstance(value, dict)
+        flat |= flatten(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
+    return flat
+
+
 # ---- files
 
 
@@ -109,7 +118,7 @@ def _is_disk_full(error: Exception) -> bool:
 
 
 def _next_step(folder: Path) -> str:
-    """Return how a person continues with what the folder holds: a run, or a node's journal."""
+    """Return how a person continues with what the folder holds: a run, a journal, or neither."""
     if not (folder / "run.json").exists():
-        return "start the run again"
+        return "try again"
     return "start the node again" if "node" in read_json(folder / "run.json") else "resume the run"

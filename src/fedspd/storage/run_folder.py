@@ -93,6 +93,18 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
+    def is_locked(self) -> bool:
+        """Return whether a process uses this folder now."""
+        lock = Lock(self.folder / ".lock")
+        try:
+            lock.acquire("", timeout_seconds=0)
+        except StorageError:
+            return True
+        except OSError:  # no lock, or not for this user
+            return False
+        lock.release()
+        return False
+
     # ---- documents
 
     def begin(self, about: Json) -> None:
@@ -216,11 +228,17 @@ class RunFolder:
         return [int(path.name.removeprefix("round-")) for path in self._checkpoints()]
 
     def roll_back(self, round: int) -> None:
-        """Make the checkpoint of a round the newest one, and forget all that came later."""
+        """Make the checkpoint of a round the newest one, and forget all that came later.
+
+        After a crash in the middle, the newest one is complete.
+        """
         target = self.folder / "checkpoints" / f"round-{round:06d}"
         events = _verified(target)["events"]
-        for later in [path for path in self._checkpoints() if path > target]:
-            shutil.rmtree(later)
+        with disk_errors(self.folder):
+            for later in [path for path in reversed(self._checkpoints()) if path > target]:
+                os.replace(later, later.with_name(f"{later.name}.draft-{os.getpid()}"))
+            sync(target.parent)
+        self._remove_drafts()
         self.rewind(events)
 
     def copy_rounds(self, target: "RunFolder") -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspd.core.algorithm import Algorithm, AnyAlgorithm
+from fedspd.core.algorithm import Algorithm, AnyAlgorithm, check_method_class
 from fedspd.core.block import Block
 from fedspd.core.errors import MethodError
 from fedspd.core.exchange import ExchangeOptions
@@ -59,6 +59,8 @@ class Subject:
 
     def algorithm(self, **changes: Any) -> AnyAlgorithm:
         """Return the method, with changed options."""
+        if isinstance(self.method, type):
+            check_method_class(self.method.__name__, self.method, has_newcomers=False)
         return self.method(**{"clusters": self.clusters, **self.options, **changes})
 
     def plan(
@@ -112,9 +114,9 @@ def run_rounds(engine: Any, graph: Graph, first: int, last: int) -> Any:
     return engine
 
 
-def path_graph(n: int = 5) -> Graph:
-    """Return the path 0 - 1 - ... - n-1."""
-    return Graph.from_edges(n, [(i, i + 1) for i in range(n - 1)])
+def path_graph() -> Graph:
+    """Return the path of all clients: 0 - 1 - 2 - 3 - 4."""
+    return Graph.from_edges(5, [(i, i + 1) for i in range(4)])
 
 
 def select_clients(plan: Plan, clients: Sequence[int]) -> Plan:

@@ -1,5 +1,7 @@
 """The way from a bundle to a running peer, and the reasons to refuse one."""
 
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,13 +17,14 @@ import pytest
 
 from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import ConfigError, DataError, FedspdError, NodeError, StorageError
-from fedspd.node.host import provisioning, start
+from fedspd.node.host import plan, provisioning, start
 from fedspd.node.host.bundle import open_bundle
 from fedspd.node.host.local_network import PROGRAM
 from fedspd.node.identity.credentials import Authority
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
+from fedspd.runtime.plan import Plan
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RunFolder
 
@@ -138,6 +141,10 @@ WRONG_DATA = {
         {"x": PIXELS, "y": np.arange(20) % 12},
         "data of 12 classes; expected 10 classes",
     ),
+    "not finite": (
+        {"x": PIXELS + np.inf, "y": LABELS},
+        "example 0 is not finite",
+    ),
     "regression": (
         {"x": PIXELS, "y": np.linspace(0, 1, 20)},
         "data of a regression; expected 10 classes",
@@ -153,8 +160,9 @@ WRONG_DATA = {
 def test_node_refuses_data_that_do_not_fit(
     plant: Path, tmp_path: Path, arrays: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(DataError, match=sentence):
-        run(plant / "nodes/a", data=write_data(tmp_path, **arrays))
+    data = write_data(tmp_path, **arrays)
+    with pytest.raises(DataError, match=rf"^--data {re.escape(data)}: .*{sentence}"):
+        run(plant / "nodes/a", data=data)
 
 
 def test_node_does_not_train_on_data_of_another_shape_than_its_network(tmp_path: Path) -> None:
@@ -174,10 +182,39 @@ def test_node_does_not_take_a_column_of_targets_for_numbers(tmp_path: Path) -> N
         run(tmp_path / "plant/nodes/node-0", data=data, timeouts=SHORT)
 
 
-def test_node_takes_data_of_fewer_classes_than_its_network(plant: Path, tmp_path: Path) -> None:
+def test_node_takes_data_of_fewer_classes_than_its_network(
+    plant: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fedspd.node")
     data = write_data(tmp_path, x=PIXELS, y=np.arange(20) % 3)
     run(plant / "nodes/a", data=data, timeouts=SHORT)
     assert committed_round(plant / "nodes/a") == 3
+    first = caplog.messages[0]
+    assert first.startswith("node started: node=a version=")
+    assert first.endswith("examples=16")  # four of the twenty are for the test
+    assert "expires soon" not in caplog.text
+
+
+def test_node_warns_of_a_certificate_that_expires_soon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    provisioning.create(validate({**RING, "rounds": 1}), tmp_path / "plant", days=12)
+    run(tmp_path / "plant/nodes/node-0", timeouts=SHORT)
+    (line,) = [each for each in caplog.messages if "expires soon" in each]
+    assert line.endswith(" days=11")  # and 23 hours
+
+
+def test_node_stops_for_a_signal_that_was_lost_before_the_first_round(
+    plant: Path, monkeypatch: pytest.MonkeyPatch, loses_ctrl_c: Any
+) -> None:
+    def build_plan(*arguments: Any) -> Plan:
+        loses_ctrl_c("start").on_start({"event": "start"})
+        return plan.build_plan(*arguments)
+
+    monkeypatch.setattr(start, "build_plan", build_plan)
+    with pytest.raises(KeyboardInterrupt):
+        run(plant / "nodes/a", timeouts=SHORT)
+    assert read_events(plant / "nodes/a") == []
 
 
 # ---- journals
@@ -208,6 +245,13 @@ def test_node_continues_a_journal_that_was_copied_without_hidden_files(plant: Pa
     assert committed_round(plant / "nodes/a") == 3
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_node_in_a_read_only_bundle_asks_for_another_folder(plant: Path) -> None:
+    (plant / "nodes/a").chmod(0o500)
+    with pytest.raises(StorageError, match=r"cannot write to .*nodes/a'; .* Give one with --state"):
+        run(plant / "nodes/a")
+
+
 def test_node_refuses_a_journal_that_another_process_has_locked(plant: Path) -> None:
     journal = open_journal(plant / "nodes/a")
     try:
@@ -232,7 +276,7 @@ def test_journal_error_of_the_disk_says_how_to_continue(plant: Path) -> None:
 
 def test_node_refuses_an_occupied_port(plant: Path) -> None:
     address = Manifest.load(plant / "network.json").member("a").address
-    sentence = f"address = '{address}': cannot listen there"
+    sentence = f"address = '{address}': cannot listen there .Address already in use.;"
     with occupied(address), pytest.raises(NodeError, match=sentence):
         run(plant / "nodes/a")
     with socket.create_server(("127.0.0.1", 0)) as other:

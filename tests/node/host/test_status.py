@@ -24,6 +24,7 @@ STATUS: Json = {
     "healthy": True,
     "round": 12,
     "rounds": 30,
+    "certificate_until": "2030-01-01T00:00:00+00:00",
     "done": False,
     "neighbours": {
         "b": {
@@ -34,6 +35,7 @@ STATUS: Json = {
             "refused_models": 0,
             "waited_seconds": 0.5,
             "muted": False,
+            "revoked": False,
             "last_error": None,
         },
         "c": {
@@ -44,6 +46,7 @@ STATUS: Json = {
             "refused_models": 2,
             "waited_seconds": 61.0,
             "muted": False,
+            "revoked": False,
             "last_error": "'c' did not answer in time.",
         },
     },
@@ -53,6 +56,7 @@ STATUS: Json = {
     "deadline": 10.0,
     "bytes": {"sent": {"b": 123_456_789}, "received": {"b": 1000, "c": 2000}},
     "refused_means": 3,
+    "privacy": {"delta": 1e-5, "budget": 8.0, "epsilon": 7.25, "neighbours": {}, "silent": True},
     "refused": {"size": 2, 'so-called "reason"\\': 1},
     "last_round": {
         "event": "round",
@@ -115,6 +119,7 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
         ("fedspd_round",): 12,
         ("fedspd_rounds",): 30,
         ("fedspd_deadline_seconds",): 10,
+        ("fedspd_certificate_expiry_timestamp_seconds",): 1_893_456_000,  # 2030-01-01
         ("fedspd_neighbour_alive", "b"): 1,
         ("fedspd_neighbour_alive", "c"): 0,
         ("fedspd_neighbour_round", "b"): 12,
@@ -131,6 +136,8 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
         ("fedspd_refused_total", "size"): 2,
         ("fedspd_refused_total", 'so-called "reason"\\'): 1,
         ("fedspd_refused_means_total",): 3,
+        ("fedspd_privacy_epsilon",): 7.25,
+        ("fedspd_privacy_silent",): 1,
         ("fedspd_accuracy",): 0.875,
         ("fedspd_macro_f1",): 0.5,
         ("fedspd_mixture", "0"): 0.25,
@@ -139,8 +146,10 @@ def test_metrics_are_read_by_prometheus(tmp_path: Path) -> None:
 
 
 def test_metrics_have_no_accuracy_before_the_first_round(tmp_path: Path) -> None:
-    _, body = serve({**STATUS, "accuracy": None, "mixture": None}, tmp_path, get("/metrics"))
+    before = {**STATUS, "accuracy": None, "mixture": None, "privacy": None}
+    _, body = serve(before, tmp_path, get("/metrics"))
     assert "fedspd_accuracy" not in body
+    assert "fedspd_privacy" not in body
     assert "fedspd_mixture" not in body
 
 
@@ -174,7 +183,9 @@ def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) 
         read_status(tmp_path / (300 * "a"))
     run_folder = RunFolder(tmp_path)
     run_folder.begin({"node": "a"})
-    stopped = {"node": "a", "running": False, "round": 0, "done": False, "last_round": {}}
+    stopped = {
+        "node": "a", "running": False, "locked": False, "round": 0, "done": False, "last_round": {}
+    }  # fmt: skip
     assert read_status(tmp_path) == stopped
     assert serve(STATUS, tmp_path, lambda port: read_status(tmp_path)) == STATUS
     run_folder.append({"event": "final", "round": 31})
@@ -184,6 +195,20 @@ def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) 
         "done": True,
         "last_round": {"event": "final", "round": 31},
     }
+
+
+def test_status_tells_a_suspended_node_from_a_stopped_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.begin({"node": "a"})
+    run_folder.lock()  # as a process that starts, or got SIGSTOP
+    print_status(read_status(tmp_path))
+    run_folder.unlock()
+    print_status(read_status(tmp_path))
+    first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a:")]
+    assert first == "a: does not answer, starts, or is suspended, round 0"
+    assert second == "a: not running, round 0"
 
 
 def test_status_ignores_another_node_at_the_port(tmp_path: Path) -> None:
@@ -205,11 +230,21 @@ def test_status_table_shows_the_neighbours_and_the_last_error(
     printed = capsys.readouterr().out
     assert "a: running, round 12 of 30" in printed
     assert "mixture: [0.25, 0.75]" in printed
+    assert "epsilon: 7.25 of 8 at delta = 1e-05: the budget is spent, this node sends" in printed
     assert [
         word
-        for word in ("123,457", "'c' did not answer in time.", "never", "rejected: size: 2")
+        for word in (
+            "123,457",
+            "certificate valid until: 2030-01-01",
+            "'c' did not answer in time.",
+            "never",
+            "rejected: size: 2",
+        )
         if word not in printed
     ] == []
+    revoked = {**STATUS["neighbours"]["c"], "revoked": True}
+    print_status({**STATUS, "neighbours": {"c": revoked}})
+    assert "│ c         │ revoked │" in capsys.readouterr().out
     print_status(
         {
             "node": "a",

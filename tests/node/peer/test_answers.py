@@ -5,7 +5,7 @@ Shapes: C clients, N senders, K offers, M wanted clusters, P parameters of a mod
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -56,7 +56,6 @@ def neighbourhood_of(i: int, graph: Graph, exchange: Exchange) -> Neighbourhood:
     return build_neighbourhood(i, own, answers, int(graph.degree[i]), graph.rule)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     n=st.integers(1, 7),

@@ -1,6 +1,9 @@
 """Insiders against honest peers, over the in-memory transport."""
 
 import asyncio
+import itertools
+import os
+import random
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -18,14 +21,18 @@ from fedspd.config import validate
 from fedspd.core.errors import NodeError, RejectedError, StorageError, UnreachableError
 from fedspd.core.graph import Graph
 from fedspd.experiment.build import build_experiment
+from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
-from fedspd.node.peer.sanity import own_loss
+from fedspd.node.peer.protocol import REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND
+from fedspd.node.peer.sanity import is_finite, own_loss
 from fedspd.node.wire.base import RpcMethod
 from fedspd.node.wire.memory import NetworkConditions, ideal_conditions
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request
+from fedspd.storage import run_folder
 from fedspd.testing.peers import open_peers, run_together
 
+COMPLETE = Graph.complete(4)
 TIMEOUTS = Timeouts(
     start=60, min_deadline=2, max_deadline=20, heartbeat_interval=0.05, down_after=20, linger=0.2
 )
@@ -133,10 +140,125 @@ def test_link_that_works_one_way_delays_nobody(tmp_path: Path) -> None:
             assert committed(peer) == [1, 2, 3, 4, 5, 6]
 
 
+class SaysAnything(Lie):
+    """Says anything that its neighbours can decode, and some of what they cannot."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.random = rounds, random.Random(0)
+        self.announced: list[Announcement] = []
+
+    def hello(self, truth: Hello) -> Hello:
+        return replace(truth, round=self.random.randint(0, self.rounds + 1))
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        choose = self.random.choice
+        self.announced.append(truth)
+        if self.random.random() < 0.2:
+            return choose(self.announced)
+        ids = {
+            "round": min(truth.round + choose([0, 0, 1]), self.rounds),
+            "exchange": choose([0, 1]),
+        }
+        return replace(
+            truth,
+            **ids if self.random.random() < 0.2 else {},
+            degree=choose([truth.degree, 0, 2**31 - 1]),
+            note=choose([truth.note, 0, -(2**63), 2**63 - 1, self.random.randint(0, 2**55)]),
+            weights=tuple(choose([weight, 0.0, 1e-300, 1e308]) for weight in truth.weights),
+            clusters=tuple(choose([cluster, -1]) for cluster in truth.clusters),
+        )
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        model_KP = self.random.choice([-5.0, 0.0, 1.0, 9.9, 1e6, 3e7]) * truth.model_KP
+        if self.random.random() < 0.2:
+            model_KP[self.random.randrange(len(model_KP))] = torch.nan
+        if self.random.random() < 0.2:
+            model_KP = model_KP[:, 1:]
+        return Offer(truth.clusters[:: self.random.choice([1, -1])], model_KP)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("fedspd", "examples"),
+        *[
+            pytest.param(method, rule, marks=pytest.mark.long)
+            for method in ("fedavg", "fedem", "fedsoft", "ifca", "facade", "fedspd-split")
+            for rule in ("uniform", "examples", "metropolis", "median", "clipped")
+        ],
+    ],
+)
+def test_insider_that_says_anything_stops_nobody(method: str, rule: Any, tmp_path: Path) -> None:
+    graph = Graph.from_edges(4, itertools.combinations(range(4), 2), rule)
+    brief, model = replace(TIMEOUTS, min_deadline=0.5), {"name": "mlp", "hidden": 8}
+    clusters = 1 if method == "fedavg" else 2
+    with peers_of(
+        {"n3": SaysAnything(6)},
+        graph,
+        tmp_path,
+        timeouts=brief,
+        method=method,
+        clusters=clusters,
+        model=model,
+    ) as peers:
+        run(peers[:3], peers[3:])
+        for peer in peers[:3]:
+            rounds = committed(peer)
+            assert rounds == sorted(set(rounds))
+            assert rounds[-1] == 6
+            assert peer.journal.last["event"] == "final"
+            assert is_finite(peer.runner)
+
+
+def test_neighbour_gets_the_same_models_again_only_now_and_then(tmp_path: Path) -> None:
+    """Each answer costs bytes and time; an honest neighbour repeats a call that failed."""
+    with peers_of({}, COMPLETE, tmp_path) as peers:
+        protocol = peers[0].protocol
+        protocol.runner.begin()
+        protocol.runner.start_round(1)
+        exchange, size = protocol.runner.exchange, protocol.runner.plan.learner.size
+        protocol.offers |= {ExchangeId(1, 0): exchange, ExchangeId(1, 1): exchange}
+
+        def fetch(name: str, number: int, times: int) -> int:
+            served = 0
+            for _ in range(times):
+                with suppress(RejectedError):
+                    served += len(
+                        protocol.handle_request(name, Request(1, number, (0,), size)).clusters
+                    )
+            return served
+
+        assert fetch("n1", 0, 100) == 1 + REPEATED_FETCHES
+        assert fetch("n1", 1, 100) == 1  # the next models are given at once
+        assert fetch("n2", 0, 1) == 1
+        protocol.clock.seconds += 2.0
+        assert fetch("n1", 0, 100) == 2 * REPEATED_FETCHES_PER_SECOND
+
+
+# ---- the log
+
+
+def test_neighbour_that_goes_back_again_and_again_fills_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with peers_of({}, Graph.from_edges(2, [(0, 1)]), tmp_path) as peers:
+        peer = peers[0]
+        with caplog.at_level("INFO"):
+            for t in range(200):
+                peer.protocol.handle_hello("n1", Hello("", 1 + t % 2, "host:7000"))
+                peer.protocol._record_error("n1", RejectedError(f"another sentence: {t}"))
+        assert caplog.text.count("neighbour went back") == 1
+        assert caplog.text.count("call failed") == 1
+        assert peer.detector.neighbours["n1"].round == 2
+        peer.protocol.clock.seconds += 10.0
+        with caplog.at_level("INFO"):
+            peer.protocol.handle_hello("n1", Hello("", 1, "host:7000"))
+            peer.protocol._record_error("n1", RejectedError("the last sentence"))
+        assert caplog.text.count("neighbour went back") == 2
+        assert caplog.text.count("call failed") == 2
+
+
 # ---- models
-
-
-COMPLETE = Graph.complete(4)
 
 
 @pytest.mark.parametrize("factor", [3e38, -1e4])
@@ -261,6 +383,46 @@ def test_rollback_returns_to_a_kept_round_and_tells_the_neighbours(
             peers[1].detector.record_message("n0", 9)
             peers[1].protocol.handle_hello("n0", Hello("", 7, "host:7000"))
         assert "neighbour went back: node=n0 from=9 to=7" in caplog.text
+
+
+@pytest.mark.parametrize("ends_after", range(6))
+def test_rollback_that_is_killed_leaves_a_journal_that_is_intact(
+    ends_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes three checkpoints; the kill comes before one of its steps, or in the middle."""
+    with peers_of({}, Graph.from_edges(2, [(0, 1)]), tmp_path, rounds=8) as peers:
+        run(peers, [])
+        journal, runner = peers[0].journal, peers[0].runner
+        hashes = {one["round"]: one["hash"] for one in journal.run_folder.events()}
+        left = iter(range(ends_after))
+
+        def count() -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        remove, replace_file = shutil.rmtree, os.replace
+
+        def rmtree(path: Path, **options: Any) -> None:
+            (path / "checkpoint.json").unlink(missing_ok=True)  # half of it is gone
+            count()
+            remove(path, **options)
+
+        def rename(source: Path, target: Path) -> None:
+            count()
+            replace_file(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_folder.shutil, "rmtree", rmtree)
+            patch.setattr(run_folder.os, "replace", rename)
+            with pytest.raises(KeyboardInterrupt):
+                journal.roll_back(6)
+        found = journal.restore(runner, is_newcomer=False)
+        assert found in (6, 7, 8, 9)
+        assert runner.digests() == [hashes[found]]
+        if found > 6:
+            journal.roll_back(6)
+        assert journal.restore(runner, is_newcomer=False) == 6
+        assert not (tmp_path / "n0" / "result.json").exists()
 
 
 def test_journal_notices_every_flipped_bit_of_its_events(tmp_path: Path) -> None:

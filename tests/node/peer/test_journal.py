@@ -78,11 +78,15 @@ def test_journal_refuses_data_that_changed_since_the_last_round(
 def test_damaged_journal_stops_the_peer_and_stays_as_it_is(tmp_path: Path) -> None:
     plant = Plant(build_config("fedavg", rounds=1), tmp_path)
     run_instantly(run_all(plant))
-    part = next((tmp_path / "n0" / "checkpoints").rglob("*.safetensors"))
+    part = max((tmp_path / "n0" / "checkpoints").rglob("*.safetensors"))
     content = part.read_bytes()
     damaged = content[:-1] + bytes([content[-1] ^ 1])
     part.write_bytes(damaged)
     plant.peers[0].journal.close()
-    with pytest.raises(StorageError, match="missing or damaged"):
+    with pytest.raises(StorageError, match=r"missing or damaged; .* node rollback --to 1'"):
         run_instantly(plant.run(0))
     assert part.read_bytes() == damaged
+    plant.peers[0].journal.roll_back(1)  # as the error says
+    plant.peers[0].journal.close()
+    run_instantly(plant.run(0))
+    assert plant.has_finished(0)

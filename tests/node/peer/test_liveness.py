@@ -281,3 +281,15 @@ def test_active_clock_counts_the_time_between_frequent_readings(system_time: Clo
         system_time.now = tenth / 10
         clock()
     assert clock.seconds == pytest.approx(2.0)
+
+
+def test_neighbour_that_starts_late_is_no_one_way_link(
+    detector: FailureDetector, clock: Clock
+) -> None:
+    """It calls before it is called: a new network must not begin its first round without it."""
+    clock.now += 60
+    detector.record_message("a", 1)
+    assert not detector.is_half_open("a")
+    clock.now += TIMEOUTS.down_after
+    assert detector.is_half_open("a")  # only now: it was never reached
+    assert not detector.is_half_open("b")

@@ -77,7 +77,9 @@ def test_peers_send_models_only_to_neighbours_of_the_same_cluster(tmp_path: Path
     assert expected < sent < 1.1 * expected + 400 * 20 * plant.config.rounds
 
 
-def test_peers_continue_without_a_silent_neighbour(tmp_path: Path) -> None:
+def test_peers_continue_without_a_silent_neighbour(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plant = Plant(build_config("fedavg"), tmp_path)
 
     async def run_without_the_last() -> None:
@@ -89,10 +91,11 @@ def test_peers_continue_without_a_silent_neighbour(tmp_path: Path) -> None:
     assert [event["missing"] for event in plant.events(0)[:-1]] == [["n4"]] * 4
     assert [event["missing"] for event in plant.events(1)[:-1]] == [[]] * 4
     assert all(plant.has_finished(i) for i in range(4))
+    assert caplog.text.count("neighbours missing: round=1 missing=n4") == 2  # n0 and n3
 
 
 def test_killed_peer_continues_from_its_journal_and_returns_within_two_rounds(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant = Plant(build_config("fedavg", rounds=30, training={"epochs": 1}), tmp_path)
 
@@ -106,7 +109,9 @@ def test_killed_peer_continues_from_its_journal_and_returns_within_two_rounds(
         await asyncio.gather(plant.run(0), *others)
         return back
 
+    caplog.set_level("INFO", "fedspd.node")
     back = run_instantly(kill_and_restart())
+    assert "neighbour went back" not in caplog.text  # its first heartbeat names its last round
     rounds = plant.rounds(0)
     assert rounds[:3] == [1, 2, 3]  # no committed round is lost
     assert rounds == sorted(set(rounds))

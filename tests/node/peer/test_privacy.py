@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,13 +74,13 @@ class Node:
 
     def run(self, step: Callable[[], None] = lambda: None) -> None:
         """Run all rounds as a peer does; `step` is called after every effect on the disk."""
-        write = self.privacy._write
+        change = self.privacy._change
 
-        def write_and_step() -> None:
-            write()
+        def change_and_step(**fields: object) -> None:
+            change(**fields)
             step()
 
-        self.privacy._write = write_and_step
+        self.privacy._change = change_and_step
         done = self.journal.restore(self.runner, False)
         for t in range(done + 1, ROUNDS + 1):
             self.privacy.begin_round(t)
@@ -253,6 +255,38 @@ def test_node_pays_for_every_exchange_of_a_round(tmp_path):
         assert sorted(spent) == sorted(planned[t - 1])
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process grow, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_nothing_counts_as_recorded_that_a_full_disk_did_not_take(tmp_path):
+    """A neighbour asks again at once: it must not get what the ledger on the disk does not know."""
+    node = Node(tmp_path)
+    node.journal.restore(node.runner, False)
+    node.privacy.begin_round(1)
+    with full_disk(), pytest.raises(StorageError):
+        node.runner.start_round(1)
+    assert node.privacy.ledger["releases"] == []
+    node.privacy.begin_round(1)
+    node.runner.start_round(1)
+    with full_disk():
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                node.privacy.record_receiver("n1")
+    node.privacy.record_receiver("n1")
+    written = json.loads((tmp_path / "state" / "privacy.json").read_text())
+    assert written == node.privacy.ledger
+    assert written["received"] == {"n1": 1}
+    node.journal.close()
+
+
 def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
     Node(tmp_path).run()
     journal = Journal(tmp_path / "state", OWNER)
@@ -267,13 +301,21 @@ def test_ledger_of_other_data_or_without_its_file_is_refused(tmp_path):
 def test_ledger_of_an_older_version_is_refused_in_a_sentence(tmp_path):
     Node(tmp_path).run()
     path = tmp_path / "state" / "privacy.json"
-    ledger = json.loads(path.read_text())
-    del ledger["delta"]
-    path.write_text(json.dumps(ledger))
-    with pytest.raises(StorageError, match=r"privacy.json': it has no 'delta'"):
-        Node(tmp_path)
-    with pytest.raises(StorageError, match=r"privacy.json': it has no 'delta'"):
-        show([str(tmp_path / "state")], as_json=True)
+    whole, journal = json.loads(path.read_text()), Journal(tmp_path / "state", OWNER)
+    for field, value, problem in (
+        ("delta", None, "it has no 'delta'"),
+        ("releases", [{"round": 1, "cost": 2.0}], "an entry is not complete"),
+        ("received", ["n1"], "an entry is not complete"),
+    ):
+        ledger = whole | {field: value}
+        if value is None:
+            del ledger[field]
+        path.write_text(json.dumps(ledger))
+        with pytest.raises(StorageError, match=rf"privacy.json': {problem}"):
+            NodePrivacy(journal, runner_of(), budget_of())
+        with pytest.raises(StorageError, match=rf"privacy.json': {problem}"):
+            show([str(tmp_path / "state")], as_json=True)
+    journal.close()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"a" * 32])

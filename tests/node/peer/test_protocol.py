@@ -335,3 +335,44 @@ def test_exchange_ends_when_malformed_messages_mute_the_last_neighbour() -> None
         return list(answers)
 
     assert asyncio.run(run()) == ["n1"]
+
+
+# ---- the log
+
+
+def test_log_names_a_neighbour_that_goes_up_and_down_once(
+    loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = OneNeighbour()
+
+    def stop_answering(protocol: ExchangeProtocol) -> None:
+        transport.answers_heartbeats = False
+
+    async def run() -> None:
+        protocol = build_protocol(transport)
+        await protocol.start()
+        greet(protocol)
+        loop.call_later(5, stop_answering, protocol)
+        await asyncio.sleep(40)
+        await protocol.stop()
+
+    caplog.set_level("INFO", "fedspd.node")
+    loop.run_until_complete(run())
+    assert [record.message for record in caplog.records] == [
+        "neighbour up: node=b round=1",
+        'neighbour down: node=b round=1 error="b does not answer heartbeats."',
+    ]
+
+
+def test_log_has_one_line_for_an_error_that_differs_in_its_round_alone(
+    loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that catches up is told in each exchange that it is late."""
+    protocol = build_protocol(OneNeighbour())
+    for round in (7, 8, 19):
+        protocol._record_error("b", RejectedError(f"round {round} is over."))
+    protocol._record_error("b", RejectedError("expired."))
+    assert [record.message for record in caplog.records] == [
+        'call failed: node=b error="round 7 is over."',
+        'call failed: node=b error="expired."',
+    ]

@@ -17,7 +17,7 @@ OWN = torch.tensor([[3.0, 4.0, 0.0]])  # of norm 5
     ],
 )
 def test_model_may_have_ten_times_the_norm_of_the_own_one(model, problem):
-    found = find_excess(OWN, torch.tensor([model]), is_model=True)
+    found = find_excess(OWN, torch.tensor([model]), has_parameters=True)
     assert found is problem or (found or "").startswith(problem)
 
 
@@ -26,23 +26,23 @@ def test_parameter_may_be_a_hundred_times_the_largest_own_one():
     own = torch.full((1, 40_000), 0.5)  # of norm 100
     model = torch.zeros_like(own)
     model[0, 7] = 100.0  # own ones below 1 count as 1
-    assert find_excess(own, model, is_model=True) is None
+    assert find_excess(own, model, has_parameters=True) is None
     model[0, 7] = 101.0
-    found = find_excess(own, model, is_model=True)
+    found = find_excess(own, model, has_parameters=True)
     assert found is not None
     assert found.startswith("a parameter of 101; expected at most 100")
 
 
 def test_numbers_of_a_search_may_be_as_large_as_a_checksum():
-    assert find_excess(OWN, torch.tensor([[2.0**25]]), is_model=False) is None
-    found = find_excess(OWN, torch.tensor([[2.0**25 * 1.01]]), is_model=False)
+    assert find_excess(OWN, torch.tensor([[2.0**25]]), has_parameters=False) is None
+    found = find_excess(OWN, torch.tensor([[2.0**25 * 1.01]]), has_parameters=False)
     assert found is not None
     assert found.startswith("a number of 3.39e+07")
-    assert find_excess(OWN * 1e6, torch.tensor([[3.9e8]]), is_model=False) is None
+    assert find_excess(OWN * 1e6, torch.tensor([[3.9e8]]), has_parameters=False) is None
 
 
 def test_offer_without_models_is_within_bounds():
-    assert find_excess(OWN, torch.zeros(0, 3), is_model=True) is None
+    assert find_excess(OWN, torch.zeros(0, 3), has_parameters=True) is None
 
 
 def test_first_model_may_have_ten_times_the_norm_of_most():

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from chaos.insiders import InsiderNetwork, Lie
 from chaos.virtual_time import run_instantly
 from fedspd.algorithms import populations
 from fedspd.algorithms.fedspd_split import FedSPDSplit
@@ -28,9 +29,10 @@ from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.wire.memory import MemoryNetwork
+from fedspd.node.wire.messages import Offer, Request
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
-from fedspd.testing.peers import build_manifest, run_peers
+from fedspd.testing.peers import build_manifest, open_peers, run_peers, run_together
 from fedspd.testing.strict_engine import StrictEngine
 from fedspd.testing.subject import run, select_clients
 
@@ -68,6 +70,30 @@ def test_peers_that_split_equal_the_simulator_to_the_bit(
     monkeypatch.setattr(populations, "EXCHANGES", 4)  # a coarse network mean is as equal
     plan, graph = build_plan(5, clusters=clusters), Graph.from_edges(N, RING, rule)
     assert run_peers(plan, graph, 5) == run(StrictEngine(plan), graph, last=5)
+
+
+class SendsHugeHead(Lie):
+    """Sends a huge second head in round 5, whose first exchange is that of the body."""
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        if (request.round, request.exchange) != (5, 1):
+            return truth
+        return Offer(truth.clusters, truth.model_KP * torch.tensor([[1.0], [1e4]]))
+
+
+def test_huge_head_of_one_cluster_costs_only_its_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a mean could do about it was to give up the answers of all neighbours."""
+    monkeypatch.setattr(populations, "EXCHANGES", 4)
+    plan, graph = build_plan(5, clusters=2), Graph.from_edges(N, RING)
+    network = InsiderNetwork({"n5": SendsHugeHead()})
+    with open_peers(plan, graph, 5, network, tmp_path) as peers:
+        asyncio.run(run_together(*(peer.run() for peer in peers)))
+        for i, peer in enumerate(peers[:5]):
+            is_neighbour = (i, 5) in RING or (5, i) in RING
+            assert dict(peer.protocol.refused) == ({"n5": 1} if is_neighbour else {})
+            assert peer.refused_means == 0
 
 
 async def travel(sender: str, receiver: str, method: Any) -> None:

@@ -185,6 +185,26 @@ def test_stranger_that_keeps_failing_is_closed_without_a_handshake(secure, monke
     run(work())
 
 
+def test_neighbour_that_reconnects_again_and_again_gets_few_handshakes(secure, monkeypatch):
+    """Each of them costs milliseconds; the connections that others have stay open."""
+    monkeypatch.setattr(fronts, "HANDSHAKES", 8)
+    monkeypatch.setattr(fronts, "HANDSHAKES_PER_SECOND", 1e-6)
+
+    async def work():
+        async with secure.running("a", "d") as (a, d):
+            await d.hello("a", secure.hello(), TIMEOUT)
+            made, authenticate = [], a.tls.authenticate
+            a.tls.authenticate = lambda found: (made.append(found), authenticate(found))[1]
+            for _ in range(30):
+                with suppress(OSError):
+                    (await asyncio.to_thread(open_tls, secure, "b")).close()
+            assert len(made) == 7
+            assert a.rejected["crowded"] == 23
+            await d.hello("a", secure.hello(), TIMEOUT)
+
+    run(work())
+
+
 def test_caller_without_http_2_is_refused(secure):
     async def work():
         async with secure.running("a") as (a,):
@@ -232,6 +252,21 @@ def test_call_that_bypasses_the_front_is_rejected(secure):
             assert secure.nodes["a"].received == []
             folder = a._front._folder
         assert not folder.exists()
+
+    run(work())
+
+
+def test_call_that_comes_after_its_connection_is_not_counted_as_a_stranger(secure):
+    """gRPC may hand it over late; an alert on rejections would wake the operator for nothing."""
+
+    async def work():
+        async with secure.running("a", "b") as (a, b):
+            await b.hello("a", secure.hello(), TIMEOUT)
+            (label,) = a._front._callers
+            a._front._callers[label].abort()
+            with pytest.raises(UnreachableError, match="has ended"):
+                a._front.identify(f"unix:/folder/{label}")
+            assert a.rejected == {}
 
     run(work())
 

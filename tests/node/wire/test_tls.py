@@ -89,7 +89,7 @@ def test_node_refuses_an_expired_certificate_at_the_handshake(secure, caplog, mo
 def test_transport_does_not_talk_to_another_node_at_a_neighbours_address(secure):
     """c, with its own valid certificate, listens at the address of b."""
     address = secure.manifest.member("b").address
-    sentence = r"'b' cannot be reached .*Hostname Verification"
+    sentence = r"'b' cannot be reached \(127.0.0.1:\d+: .*Hostname Verification"
 
     async def work():
         bundle = secure.folder / "nodes" / "c"
@@ -279,7 +279,7 @@ def test_call_of_a_node_that_does_not_listen_is_refused_at_once(secure):
 
     async def work():
         async with secure.running("a") as (a,):
-            with pytest.raises(RefusedError, match=r"'b' cannot be reached .connection refused"):
+            with pytest.raises(RefusedError, match=r"'b' .* .connection refused: 127.0.0.1:"):
                 await a.hello("b", secure.hello(), TIMEOUT)
 
     run(work())

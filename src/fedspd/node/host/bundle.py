@@ -1,6 +1,7 @@
 """A node's bundle: opened, checked and parsed once."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from fedspd.config import ExperimentConfig, validate
@@ -31,6 +32,11 @@ class Bundle:
     def is_newcomer(self) -> bool:
         """Whether the node was added after the network had been created."""
         return self.identity.client >= self.config.clients
+
+    @property
+    def valid_until(self) -> datetime | None:
+        """Return when the node's certificate expires; None in a plaintext network."""
+        return self.identity.valid_until if isinstance(self.identity, NodeIdentity) else None
 
     @property
     def owner(self) -> Json:

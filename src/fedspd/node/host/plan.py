@@ -21,10 +21,7 @@ from fedspd.runtime.plan import Plan
 
 def build_plan(bundle: Bundle, data: str | None) -> Plan:
     """Return the node's plan on its own data, or on those that a simulation would assign to it."""
-    if data is not None:
-        plan = _build_own_plan(bundle, load_source(data, reading=Reading(is_numbered=True)))
-    else:
-        plan = _build_simulated_plan(bundle)
+    plan = _build_simulated_plan(bundle) if data is None else _build_own_plan(bundle, data)
     _check_method(bundle.manifest, plan)
     return plan
 
@@ -47,13 +44,14 @@ def _build_simulated_plan(bundle: Bundle) -> Plan:
     return experiment.plan.select_clients(range(client, client + 1))
 
 
-def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
+def _build_own_plan(bundle: Bundle, data: str) -> Plan:
     config, manifest = bundle.config, bundle.manifest
-    _check_fits(manifest, source)
+    source = _load(data)
+    _check_fits(manifest, source, data)
     algorithm, count = build_algorithm(config), len(source.train.y)
     if algorithm.NEEDS_EXAMPLES and count < algorithm.clusters:
         raise DataError(
-            f"--data {source.name}: {count} training examples; "
+            f"--data {data}: {count} training examples; "
             f"expected at least {algorithm.clusters}, one for each cluster. Give more examples."
         )
     train, test = (_build_block(examples, bundle) for examples in (source.train, source.test))
@@ -62,6 +60,15 @@ def _build_own_plan(bundle: Bundle, source: Source) -> Plan:
     about = 1, Key(config.seed), None, config.exchange
     metrics = choose_metrics(config, manifest.classes)
     return Plan(algorithm, learner, train, test, true_clusters, *about, metrics=metrics)
+
+
+def _load(data: str) -> Source:
+    """Return the device's own data; every error names them."""
+    try:
+        return load_source(data, reading=Reading(is_numbered=True))
+    except DataError as error:
+        sentence = str(error).removeprefix(f"'{data}': ")
+        raise DataError(f"--data {data}: {sentence}") from None
 
 
 def _check_method(manifest: Manifest, plan: Plan) -> None:
@@ -76,16 +83,16 @@ def _check_method(manifest: Manifest, plan: Plan) -> None:
         )
 
 
-def _check_fits(manifest: Manifest, source: Source) -> None:
+def _check_fits(manifest: Manifest, source: Source, data: str) -> None:
     """Reject data that the network's model cannot take."""
     if source.shape != manifest.shape:
         raise DataError(
-            f"--data {source.name}: has examples of shape {source.shape}; expected "
+            f"--data {data}: has examples of shape {source.shape}; expected "
             f"{manifest.shape}, which this network's model takes. Give data of that shape."
         )
     if bool(source.classes) != bool(manifest.classes) or source.classes > manifest.classes:
         raise DataError(
-            f"--data {source.name}: data of {_describe(source.classes)}; expected "
+            f"--data {data}: data of {_describe(source.classes)}; expected "
             f"{_describe(manifest.classes)}, as in this network's model. Give such data."
         )
 

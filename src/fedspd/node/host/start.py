@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import os
 import signal
+from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -10,9 +13,11 @@ import torch
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.imports import installed_code_only
 from fedspd.experiment.build import build_budget
+from fedspd.experiment.interrupts import Interrupts, interrupts
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.host.plan import build_plan
 from fedspd.node.host.status import StatusServer, node_status
+from fedspd.node.identity.certificates import now
 from fedspd.node.identity.manifest import check_address
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
@@ -26,6 +31,7 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.processes import keep_memory
 
 log = logging.getLogger("fedspd.node")
+WARNING_DAYS = 30  # before a certificate expires
 
 
 def run(
@@ -55,25 +61,27 @@ def run(
         insecure_plaintext=insecure_plaintext,
         address=check_address(listen) if listen else None,
     )
-    journal = _open_journal(bundle.journal_folder(state), bundle)
-    try:
+    with interrupts() as stop, closing(_open_journal(bundle, state)) as journal:
         if transport.tls:
             transport.tls.remember_revocations(journal.run_folder.folder / "revocations")
         context = _build_context(bundle, transport)
         with installed_code_only():
             runner = BlockRunner(build_plan(bundle, data))
+        _log_start(bundle, transport.address, journal, runner)
         privacy = _protect(bundle, journal, runner)
         peer = Peer(context, runner, journal, transport, timeouts, privacy)
         server = StatusServer(
-            lambda: node_status(peer, transport), journal.run_folder.folder, status_port
+            lambda: node_status(peer, transport, bundle.valid_until),
+            journal.run_folder.folder,
+            status_port,
         )
-        asyncio.run(_serve(peer, server))
-    finally:
-        journal.close()
+        asyncio.run(_serve(peer, server, stop))
+        log.info("node stopped: node=%s round=%d", context.name, journal.last.get("round", 0))
 
 
-async def _serve(peer: Peer, server: StatusServer) -> None:
+async def _serve(peer: Peer, server: StatusServer, stop: Interrupts) -> None:
     _leave_on_signals(peer)
+    stop.check()  # from here on, a signal asks the peer to leave
     await server.start()
     try:
         await peer.run()
@@ -89,6 +97,22 @@ def _leave_on_signals(peer: Peer) -> None:
             loop.add_signal_handler(number, peer.leave)
         except NotImplementedError:  # the event loop of Windows takes no handlers
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(peer.leave))
+
+
+def _log_start(bundle: Bundle, address: str, journal: Journal, runner: BlockRunner) -> None:
+    identity, (examples,) = bundle.identity, runner.plan.train.counts_C
+    log.info(
+        "node started: node=%s version=%s network=%s address=%s state=%s method=%s examples=%d",
+        identity.name,
+        version("fedspd"),
+        bundle.manifest.network,
+        address,
+        journal.run_folder.folder,
+        bundle.config.method,
+        examples,
+    )
+    if (until := bundle.valid_until) and (days := (until - now()).days) < WARNING_DAYS:
+        log.warning("certificate expires soon: until=%s days=%d", until.isoformat(), days)
 
 
 def _protect(bundle: Bundle, journal: Journal, runner: BlockRunner) -> NodePrivacy | None:
@@ -142,12 +166,19 @@ def _build_context(bundle: Bundle, transport: GrpcTransport) -> NodeContext:
     )
 
 
-def _open_journal(folder: Path, bundle: Bundle) -> Journal:
+def _open_journal(bundle: Bundle, state: Path | None) -> Journal:
+    folder = bundle.journal_folder(state)
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not _is_journal(folder):
         raise StorageError(
             f"--state {folder}: exists, but is not a journal of a node; expected a journal or an "
             "empty folder. Give another one with --state."
+        )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise StorageError(
+            f"--state {folder}: this user cannot write to '{existing}'; expected a folder for the "
+            "node's journal. Give one with --state, or correct its owner."
         )
     return Journal(folder, bundle.owner)
 

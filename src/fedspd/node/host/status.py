@@ -5,6 +5,7 @@ import http.client
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,8 +93,10 @@ class StatusServer:
         return "404 Not Found", "text/plain", b"there is /health, /status and /metrics\n"
 
 
-def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
-    """Return the status of a running node, for people and monitors."""
+def node_status(
+    peer: "Peer", transport: "GrpcTransport", valid_until: datetime | None = None
+) -> Json:
+    """Return the status of a running node, whose certificate is valid until then."""
     detector, protocol, last = peer.detector, peer.protocol, peer.journal.last
     neighbours = {
         name: {
@@ -104,6 +107,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
             else round(detector.clock() - neighbour.last_seen, 1),
             "malformed": transport.malformed[name],
             "muted": transport.is_muted(name),
+            "revoked": transport.tls is not None and transport.tls.is_revoked(name),
             "refused_models": protocol.refused[name],
             "waited_seconds": round(neighbour.waited_seconds, 3),
             "last_error": protocol.last_errors.get(name),
@@ -116,6 +120,7 @@ def node_status(peer: "Peer", transport: "GrpcTransport") -> Json:
         "healthy": not neighbours or any(each["alive"] for each in neighbours.values()),
         "round": protocol.current.round,
         "rounds": peer.context.rounds,
+        "certificate_until": valid_until and valid_until.isoformat(),
         "done": last.get("event") == "final",
         "neighbours": neighbours,
         "mixture": last.get("mixture"),
@@ -135,6 +140,9 @@ def samples(status: Json) -> Iterator[Sample]:
     yield Sample("fedspd_round", "gauge", {}, status["round"])
     yield Sample("fedspd_rounds", "gauge", {}, status["rounds"])
     yield Sample("fedspd_deadline_seconds", "gauge", {}, status["deadline"])
+    if until := status["certificate_until"]:
+        expiry = datetime.fromisoformat(until).timestamp()
+        yield Sample("fedspd_certificate_expiry_timestamp_seconds", "gauge", {}, expiry)
     for metric, kind, field in (
         ("fedspd_neighbour_alive", "gauge", "alive"),
         ("fedspd_neighbour_round", "gauge", "round"),
@@ -153,6 +161,9 @@ def samples(status: Json) -> Iterator[Sample]:
     for reason, count in status["refused"].items():
         yield Sample("fedspd_refused_total", "counter", {"reason": reason}, count)
     yield Sample("fedspd_refused_means_total", "counter", {}, status["refused_means"])
+    if status["privacy"] is not None:
+        yield Sample("fedspd_privacy_epsilon", "gauge", {}, status["privacy"]["epsilon"])
+        yield Sample("fedspd_privacy_silent", "gauge", {}, float(status["privacy"]["silent"]))
     if status["accuracy"] is not None:
         yield Sample("fedspd_accuracy", "gauge", {}, status["accuracy"])
     for name, value in status["scores"].items():

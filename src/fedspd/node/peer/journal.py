@@ -50,7 +50,7 @@ class Journal:
         Without any, the runner begins; a newcomer has no state before it has joined.
         """
         self._data = fingerprint(runner.plan.train)
-        latest = self.run_folder.latest()
+        latest = self._find_latest()
         if latest is None:
             self._check_lost()
             self.run_folder.rewind(0)
@@ -66,6 +66,18 @@ class Journal:
         self.round_seconds = [one["seconds"]["total"] for one in events if one["event"] == "round"]
         self.idle_seconds = time.time() - (folder / "checkpoint.json").stat().st_mtime
         return int(content["round"])
+
+    def _find_latest(self) -> tuple[Path, Json] | None:
+        """Return the newest checkpoint; if it is damaged, name an earlier one."""
+        try:
+            return self.run_folder.latest()
+        except StorageError as error:
+            earlier = self.run_folder.kept_rounds()[:-1]
+            if not earlier:
+                raise
+            raise StorageError(
+                f"{error} Or go back with 'fedspd node rollback --to {earlier[-1]}'."
+            ) from None
 
     def _check_lost(self) -> None:
         """Refuse to begin again where rounds were committed; a crash leaves at most one event."""
@@ -94,8 +106,8 @@ class Journal:
                 f"--to {to}: no earlier checkpoint of that round is kept; expected one of: "
                 f"{known}. Give one of these rounds."
             )
-        self.run_folder.roll_back(to)
         (self.run_folder.folder / "result.json").unlink(missing_ok=True)
+        self.run_folder.roll_back(to)
         return kept[-1]
 
     def commit(self, runner: BlockRunner, round: int, about: Json, measure: bool) -> None:
@@ -109,6 +121,11 @@ class Journal:
             self._write(runner, round, {"event": "final", "round": round}, True)
         result = {name: self.last[name] for name in RESULT_FIELDS if name in self.last}
         self.run_folder.write("result.json", {"round": round - 1, **result})
+
+    def count_rounds_alone(self) -> int:
+        """Return in how many rounds the node used no neighbour's model."""
+        events = self.run_folder.events(self._is_sealed)
+        return sum(one["event"] == "round" and not one["received"] for one in events)
 
     def _write(self, runner: BlockRunner, round: int, event: Json, measure: bool) -> None:
         metrics = _client_metrics(metrics_fields(runner.measure())) if measure else {}

@@ -59,6 +59,7 @@ class Neighbour:
     name: str
     client: int
     round: int = 0  # that it works on
+    first_contact: float | None = None  # time of the first call from it, or to it that succeeded
     last_seen: float | None = None  # time of its last call
     last_reached: float | None = None  # time of the last call to it that succeeded
     missed_deadlines: int = 0  # in a row, at most one in a round
@@ -137,16 +138,23 @@ class FailureDetector:
     def record_message(self, name: str, round: int | None = None) -> None:
         """Note that a neighbour called, and the round that it works on if it says so."""
         neighbour = self.neighbours[name]
-        neighbour.last_seen = self.clock()
+        neighbour.last_seen = self._note_contact(neighbour)
         if round is not None:
             neighbour.round = round
 
     def record_reached(self, name: str, round: int | None = None) -> None:
         """Note that a call to a neighbour succeeded, and the round that its answer says."""
         neighbour = self.neighbours[name]
-        neighbour.last_reached = self.clock()
+        neighbour.last_reached = self._note_contact(neighbour)
         if round is not None:
             neighbour.round = round
+
+    def _note_contact(self, neighbour: Neighbour) -> float:
+        """Return the time now, which is that of the first contact if there was none."""
+        now = self.clock()
+        if neighbour.first_contact is None:
+            neighbour.first_contact = now
+        return now
 
     def record_refused(self, name: str) -> None:
         """Note that nobody listens at the neighbour's address: it is down at once."""
@@ -189,9 +197,8 @@ class FailureDetector:
 
     def is_half_open(self, name: str) -> bool:
         """Return whether a neighbour has started, but one direction of the link never worked."""
-        neighbour = self.neighbours[name]
-        has_worked = (neighbour.last_seen is not None, neighbour.last_reached is not None)
-        return any(has_worked) and self.clock() - self.started >= self.timeouts.down_after
+        first = self.neighbours[name].first_contact
+        return first is not None and self.clock() - first >= self.timeouts.down_after
 
     def live_neighbours(self) -> list[Neighbour]:
         """Return the neighbours that are alive."""

@@ -61,16 +61,15 @@ class Peer:
 
     async def run(self) -> None:
         """Run from the journal's last round to the personal model, or until `leave`."""
-        await self.protocol.start()
+        journal = self.journal
         try:
-            done = await asyncio.to_thread(
-                self.journal.restore, self.runner, self.context.is_newcomer
-            )
-            journal = self.journal
+            # before the first heartbeat, so that no neighbour hears of round 0
+            done = await asyncio.to_thread(journal.restore, self.runner, self.context.is_newcomer)
             self.pace.record_return(done, journal.round_seconds, journal.idle_seconds)
             if self.privacy is not None:
                 self.privacy.keep_shared()
             self.protocol.advance(ExchangeId(done + 1, 0))
+            await self.protocol.start()
             await self._find_neighbours(done)
             await self._run_rounds(done + 1)
             if not self.is_leaving:
@@ -85,6 +84,9 @@ class Peer:
             lambda: self.is_leaving or self._has_all_neighbours(),
             self.timeouts.start if is_start else self.timeouts.min_deadline,
         )
+        missing = [n for n in self.detector.neighbours if not self.detector.is_alive(n)]
+        if missing and done < self.context.rounds and not self.is_leaving:
+            log.warning("neighbours missing: round=%d missing=%s", done + 1, ",".join(missing))
         if self.runner.state is None and not self.is_leaving:
             await self._join()
 
@@ -220,11 +222,12 @@ class Peer:
         self.pace.record_round(seconds["total"])
         self.protocol.advance(ExchangeId(t + 1, 0))
         log.info(
-            "round committed: round=%d rounds=%d received=%s missing=%s",
+            "round committed: round=%d rounds=%d received=%s missing=%s seconds=%.1f",
             t,
             self.context.rounds,
             ",".join(received) or "none",
             ",".join(missing) or "none",
+            seconds["total"],
         )
 
     def _build_neighbourhood(self, exchange: Exchange, answers: dict[str, Answer]) -> Neighbourhood:
@@ -238,7 +241,12 @@ class Peer:
         """Make the personal model, then stay while a neighbour may still fetch models."""
         t = self.context.rounds + 1
         await asyncio.to_thread(self.journal.finish, self.runner, t)
-        log.info("training finished: node=%s rounds=%d", self.context.name, self.context.rounds)
+        log.info(
+            "training finished: node=%s rounds=%d rounds_alone=%d",
+            self.context.name,
+            self.context.rounds,
+            self.journal.count_rounds_alone(),
+        )
         await self.protocol.greet()
         await self.protocol.wait_until(
             lambda: self.is_leaving or all(n.round >= t for n in self.detector.live_neighbours()),

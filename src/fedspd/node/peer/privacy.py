@@ -111,8 +111,11 @@ class NodePrivacy(Accounts):
         whole = self._secret + self._context + name.encode()
         self.mechanism.source.secret = hashlib.sha256(whole).digest()
 
-    def _write(self) -> None:
-        self.journal.run_folder.write(LEDGER, self.ledger)
+    def _change(self, **fields: object) -> None:
+        """Change fields of the ledger, first on the disk: what a full one refused is not known."""
+        changed = {**self.ledger, **fields}
+        self.journal.run_folder.write(LEDGER, changed)
+        self.ledger = changed
 
     # ---- a round
 
@@ -144,16 +147,13 @@ class NodePrivacy(Accounts):
             if name in {entry["id"] for entry in entries}:
                 return
             spent = [list(release) for release in releases]
-            entries.append({"id": name, "round": self._round, "spent": spent})
-            is_beyond = self.limit is not None and not self.limit.permits(
-                self._releases(len(entries))
-            )
-            if is_beyond and not self.ledger["silent"]:
-                self.ledger["silent"] = True
+            entries = [*entries, {"id": name, "round": self._round, "spent": spent}]
+            was_silent, every = self.ledger["silent"], releases_of(entries)
+            is_silent = was_silent or (self.limit is not None and not self.limit.permits(every))
+            sendable = self.ledger["sendable"] if is_silent else len(entries)
+            self._change(releases=entries, silent=is_silent, sendable=sendable)
+            if is_silent and not was_silent:
                 self._warn()
-            if not self.ledger["silent"]:
-                self.ledger["sendable"] = len(entries)
-            self._write()
 
     def _warn(self) -> None:
         assert self.limit is not None
@@ -183,8 +183,8 @@ class NodePrivacy(Accounts):
         with self._lock:
             known = self.ledger["received"].get(neighbour, 0)
             if known < self.ledger["sendable"]:
-                self.ledger["received"][neighbour] = self.ledger["sendable"]
-                self._write()
+                received = {**self.ledger["received"], neighbour: self.ledger["sendable"]}
+                self._change(received=received)
 
     def record_announcement(self, neighbour: str) -> None:
         """Write that a neighbour is told something, unless it follows from public things alone."""
@@ -202,11 +202,7 @@ class NodePrivacy(Accounts):
 
     def epsilon(self, known: int) -> float:
         """Return the epsilon of the first payments."""
-        return epsilon(self._releases(known), self.budget.options.delta)
-
-    def _releases(self, known: int) -> list[Release]:
-        paid = self.ledger["releases"][:known]
-        return [Release(*release) for entry in paid for release in entry["spent"]]
+        return epsilon(releases_of(self.ledger["releases"][:known]), self.budget.options.delta)
 
     def report(self) -> Json:
         """Return the node's epsilon against all neighbours together, and against each."""
@@ -223,12 +219,24 @@ class NodePrivacy(Accounts):
 def read_ledger(folder: RunFolder) -> Json:
     """Return the ledger of a journal; refuse one that lacks a part."""
     ledger = folder.read(LEDGER)
-    if missing := [name for name in LEDGER_FIELDS if name not in ledger]:
+    missing = [name for name in LEDGER_FIELDS if name not in ledger]
+    try:
+        problem = f"it has no '{missing[0]}'" if missing else ""
+        releases_of(ledger["releases"])
+        max(ledger["received"].values(), default=0) + ledger["sendable"] + float(ledger["delta"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = problem or f"an entry is not complete ({error!r})"
+    if problem:
         raise StorageError(
-            f"'{folder.folder / LEDGER}': it has no '{missing[0]}'; an older version has written "
-            "it, or it is damaged. Restore it from a copy, or create the network again."
+            f"'{folder.folder / LEDGER}': {problem}; an older version has written it, or it is "
+            "damaged. Restore it from a copy, or create the network again."
         )
     return ledger
+
+
+def releases_of(entries: Sequence[Json]) -> list[Release]:
+    """Return the releases of payments in a node's ledger."""
+    return [Release(*release) for entry in entries for release in entry["spent"]]
 
 
 def _write_secret(path: Path) -> None:

@@ -7,6 +7,7 @@ have answered, or at the deadline.
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -30,13 +31,16 @@ from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.sanity import MAX_EXAMPLES_RATIO, find_excess
+from fedspd.node.wire.frames import TokenBucket
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
+from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS
 from fedspd.runtime.block_runner import BlockRunner
 
 log = logging.getLogger("fedspd.node")
 Value = TypeVar("Value")
 
 OFFERED_ROUNDS = 3  # rounds whose models a neighbour that is behind may still fetch
+REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND = 20, 2  # of the same models, by a neighbour
 OFFERED_EXCHANGES = 16  # at most, among them: a round may have a hundred
 CALL_SECONDS = 5.0  # timeout of a call of a few bytes
 BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)  # before a failed call is repeated
@@ -65,10 +69,14 @@ class ExchangeProtocol:
         self.privacy: NodePrivacy | None = None
         self.inbox = Inbox()
         self.offers: dict[ExchangeId, Exchange] = {}
+        self._given: set[tuple[ExchangeId, str]] = set()  # the neighbours that fetched models
+        self._repeats: dict[str, TokenBucket] = {}  # by neighbour
         self.refused: Counter[str] = Counter()  # models out of bounds, by neighbour
         self.current = ExchangeId(0, 0)
         self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
         self._logged_errors: dict[str, str] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}  # by neighbour and event
+        self._logged_up: set[str] = set()  # neighbours that are up, by the log
         self._give_up_at = float("inf")  # time at which a leaving node ends its exchange
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -91,6 +99,7 @@ class ExchangeProtocol:
         self.inbox.discard(to)
         oldest = to.round - OFFERED_ROUNDS
         self.offers = {when: offer for when, offer in self.offers.items() if when.round > oldest}
+        self._given = {one for one in self._given if one[0] in self.offers or one[0].round == 0}
 
     def leave(self) -> None:
         """End the exchange in progress after a grace period at the latest."""
@@ -130,7 +139,7 @@ class ExchangeProtocol:
         """Answer a heartbeat."""
         self._add_unknown(sender)
         known = self.detector.neighbours[sender].round
-        if hello.round < known:
+        if hello.round < known and self._may_log(sender, "back"):
             log.info("neighbour went back: node=%s from=%d to=%d", sender, known, hello.round)
         self._record_message(sender, hello.round)
         return self._build_hello()
@@ -150,16 +159,31 @@ class ExchangeProtocol:
         if request.exchange == JOINING:
             if self.detector.neighbours[sender].client < self.context.clients:
                 raise RejectedError("only a node that was added later may ask for all models.")
+            self._limit_repeats(sender, ExchangeId(0, JOINING))
             return self._offer_to_newcomer(sender, request)
-        exchange = self.offers.get(ExchangeId(request.round, request.exchange))
+        exchange_id = ExchangeId(request.round, request.exchange)
+        exchange = self.offers.get(exchange_id)
         if exchange is None:
             raise RejectedError(
                 f"nothing is on offer here for round {request.round}; "
                 f"this node is in round {self.current.round}."
             )
+        self._limit_repeats(sender, exchange_id)
         if self.privacy is not None:
             self.privacy.record_receiver(sender)
         return select_models(exchange.cluster_CK[0].tolist(), exchange.model_CKP[0], request)
+
+    def _limit_repeats(self, sender: str, exchange_id: ExchangeId) -> None:
+        """Reject a neighbour that fetches the same models again and again."""
+        if (exchange_id, sender) in self._given:
+            size, rate = REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND
+            bucket = self._repeats.setdefault(sender, TokenBucket(size, rate, self.clock))
+            if bucket.is_empty():
+                raise RejectedError(
+                    f"'{sender}' has fetched these models already; try again later."
+                )
+            bucket.take(1)
+        self._given.add((exchange_id, sender))
 
     def handle_mute(self, neighbour: str) -> None:
         """Stop waiting for a neighbour that the transport has muted."""
@@ -255,7 +279,9 @@ class ExchangeProtocol:
             problem = f"offers a newcomer the clusters {list(offer.clusters)}"
             self._record_error(name, MalformedError(f"{problem}; expected {list(clusters)}."))
             return None
-        if offer is not None and self._refuses(name, blank.model_CKP[0], offer, blank.is_model):
+        if offer is not None and self._refuses(
+            name, blank.model_CKP[0], offer, has_parameters=False
+        ):
             return None
         return offer
 
@@ -300,15 +326,17 @@ class ExchangeProtocol:
             offer = await self._retry(
                 name, lambda: self.transport.fetch(name, request, self.timeouts.max_deadline)
             )
-        if offer is None or self._refuses(name, self.runner.own_models, offer, exchange.is_model):
+        if offer is None or self._refuses(
+            name, self.runner.own_models, offer, exchange.has_parameters
+        ):
             return None
         client = self.detector.neighbours[name].client
         announcement = self._limit_weights(announcement)
         return Received(Answer(client, announcement, offer), self.clock() - started)
 
-    def _refuses(self, name: str, own_KP: Tensor, offer: Offer, is_model: bool) -> bool:
+    def _refuses(self, name: str, own_KP: Tensor, offer: Offer, has_parameters: bool) -> bool:
         """Return whether a neighbour's vectors are far beyond one's own, and say so."""
-        excess = find_excess(own_KP, offer.model_KP, is_model)
+        excess = find_excess(own_KP, offer.model_KP, has_parameters)
         if excess is None:
             return False
         self.refused[name] += 1
@@ -359,6 +387,7 @@ class ExchangeProtocol:
     async def _send_heartbeats(self) -> None:
         while True:
             for name in self.detector.neighbours:
+                self._log_liveness(name)
                 if self.detector.is_heartbeat_due(name):
                     self._spawn(self._send_heartbeat(name))
             await asyncio.sleep(self.timeouts.heartbeat_interval)
@@ -369,6 +398,17 @@ class ExchangeProtocol:
             self._record_success(name, answer.round)
         except TransportError as error:
             self._record_error(name, error)
+
+    def _log_liveness(self, name: str) -> None:
+        """Log a neighbour that went up or down since the last heartbeat."""
+        is_up, round = self.detector.is_alive(name), self.detector.neighbours[name].round
+        if is_up and name not in self._logged_up:
+            self._logged_up.add(name)
+            log.info("neighbour up: node=%s round=%d", name, round)
+        elif not is_up and name in self._logged_up:
+            self._logged_up.discard(name)
+            error = self.last_errors.get(name, "it is silent.")
+            log.warning('neighbour down: node=%s round=%d error="%s"', name, round, error)
 
     async def _keep_clock(self) -> None:
         """Read the clock often enough that it misses no time while the node trains or waits."""
@@ -383,14 +423,24 @@ class ExchangeProtocol:
 
     def _record_error(self, name: str, error: TransportError) -> None:
         """Keep an error for the status, and log it once unless the neighbour is just down."""
-        is_known = self._logged_errors.get(name) == str(error)
-        if not is_known and not isinstance(error, UnreachableError):
-            self._logged_errors[name] = str(error)
+        kind = re.sub(r"\d+", "", str(error))  # a node that catches up is told many rounds
+        is_known = self._logged_errors.get(name) == kind
+        is_down = isinstance(error, UnreachableError)
+        if not is_known and not is_down and self._may_log(name, "error"):
+            self._logged_errors[name] = kind
             log.warning('call failed: node=%s error="%s"', name, error)
         self.last_errors[name] = str(error)
         if isinstance(error, RefusedError):
             self.detector.record_refused(name)
             self._notify()
+
+    def _may_log(self, name: str, event: str) -> bool:
+        """Return whether a neighbour's event may be logged: it can cause any number of them."""
+        now, last = self.clock(), self._logged_at.get((name, event))
+        if last is not None and now - last < LOG_INTERVAL_SECONDS:
+            return False
+        self._logged_at[name, event] = now
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
         """Start a task whose end is a change that `wait_until` looks at."""

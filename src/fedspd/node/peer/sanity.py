@@ -21,12 +21,15 @@ MAX_EXAMPLES_RATIO = 100.0  # of the examples behind a received model to all of 
 RUINED_RATIO = 3.0  # of the loss after a round to that of an untrained model
 
 
-def find_excess(own_KP: Tensor, model_KP: Tensor, is_model: bool) -> str | None:
-    """Return how received vectors are out of bounds beside one's own, or None."""
+def find_excess(own_KP: Tensor, model_KP: Tensor, has_parameters: bool) -> str | None:
+    """Return how received vectors are out of bounds beside one's own, or None.
+
+    Heads have parameters, too; the numbers of a search are bounded only so that none overflows.
+    """
     if not len(model_KP):
         return None
     own_value, value = _largest(own_KP), _largest(model_KP)
-    if not is_model:
+    if not has_parameters:
         limit = max(MAX_NUMBER, MAX_VALUE_RATIO * own_value)
         return None if value <= limit else f"a number of {value:.3g}; expected at most {limit:.3g}."
     limit = MAX_NORM_RATIO * max(float(own_KP.double().norm(dim=1).max()), 1.0)

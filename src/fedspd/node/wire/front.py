@@ -17,12 +17,12 @@ import secrets
 import socket
 import ssl
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedspd.core.errors import RejectedError
+from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.node.identity.certificates import NodeIdentity
 from fedspd.node.wire.connection import CallerEnd, Connection, ServerEnd
 from fedspd.node.wire.frames import TokenBucket
@@ -39,8 +39,10 @@ MAX_DESCRIPTORS = 65_536  # files and connections to ask the system for
 MAX_PENDING = 128  # handshakes at a time
 MAX_PENDING_PER_HOST = 32
 MAX_CONNECTIONS = 4  # of one neighbour: it uses one, and a crash may leave another
+MAX_ENDED = 1024  # connections that are remembered after their end
 MAX_HOSTS = 1024  # whose failures are remembered
 FAILURES, FAILURES_PER_SECOND = 20, 2.0  # handshakes that one address may fail
+HANDSHAKES, HANDSHAKES_PER_SECOND = 200, 20.0  # for one address of neighbours
 CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one began: two processes
 UNITS, UNITS_PER_SECOND = 20_000, 4_000.0  # frames of one neighbour; a call costs CALL_UNITS
 
@@ -80,8 +82,10 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[asyncio.Task[None], str] = {}  # hosts of handshakes, oldest first
         self._failures: dict[str, TokenBucket] = {}  # by host
+        self._handshakes: dict[str, TokenBucket] = {}  # by host of neighbours
         self._connections: dict[str, list[Connection]] = {}  # by neighbour, oldest first
         self._callers: dict[str, Connection] = {}  # by the name of the front's end
+        self._ended: deque[str] = deque(maxlen=MAX_ENDED)  # labels: a call may come after its end
         self._units: dict[str, TokenBucket] = {}  # by neighbour
         # the last host of each neighbour; one that has a name is known once it has called
         self._hosts = {name: known for name, each in addresses.items() if (known := literal(each))}
@@ -133,6 +137,8 @@ class Front:
     def identify(self, peer: str) -> NodeIdentity:
         """Return the neighbour behind a call, by gRPC's name of its peer."""
         connection = self._callers.get(peer.rpartition("/")[2])
+        if peer.rpartition("/")[2] in self._ended:
+            raise UnreachableError("the connection of this call has ended.")
         if connection is None:
             raise RejectedError("unknown: the call did not come through the TLS front.")
         self.gatekeeper.check(connection.identity)
@@ -160,8 +166,13 @@ class Front:
 
     def _may_try(self, host: str) -> bool:
         """Return whether a host may begin a handshake, and make room for it."""
-        bucket = self._failures.get(host)
-        if bucket is not None and bucket.is_empty() and host not in self._hosts.values():
+        if host in self._hosts.values():
+            handshakes = self._handshakes_of(host)
+            if handshakes.is_empty():
+                self.rejections.record_stranger(host, "crowded", "too many handshakes.")
+                return False
+            handshakes.take(1)
+        elif (failures := self._failures.get(host)) is not None and failures.is_empty():
             self.rejections.record_stranger(host, "crowded", "too many failed handshakes.")
             return False
         if sum(other == host for other in self._pending.values()) >= MAX_PENDING_PER_HOST:
@@ -169,6 +180,16 @@ class Front:
         elif len(self._pending) >= self._max_pending:
             self._drop_pending(self._busiest_host())
         return True
+
+    def _handshakes_of(self, host: str) -> TokenBucket:
+        """Return the allowance of an address of neighbours."""
+        if host not in self._handshakes:
+            known = set(self._hosts.values())
+            self._handshakes = {
+                each: one for each, one in self._handshakes.items() if each in known
+            }
+            self._handshakes[host] = TokenBucket(HANDSHAKES, HANDSHAKES_PER_SECOND)
+        return self._handshakes[host]
 
     def _busiest_host(self) -> str | None:
         found = Counter(self._pending.values()).most_common(1)
@@ -264,6 +285,7 @@ class Front:
     def forget(self, connection: Connection) -> None:
         """Give up the place of a connection that has ended."""
         if self._callers.pop(connection.label, None) is not None:
+            self._ended.append(connection.label)
             name = connection.identity.name
             self._connections[name].remove(connection)
             if not self._connections[name]:

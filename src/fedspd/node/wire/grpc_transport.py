@@ -9,6 +9,7 @@ caller can take.
 import asyncio
 import logging
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
@@ -60,6 +61,8 @@ REFUSALS = (
     "Connection refused",
     "DNS resolution failed",
 )  # gRPC's words, in plaintext
+# gRPC names the node's own socket, which says nothing to an operator
+OWN_SOCKET = re.compile(r"failed to connect to all addresses; last error: \w+: unix:[^:]*: ")
 MAX_DETAIL_CHARS = 300  # of a neighbour's error
 Options = list[tuple[str, int | str]]
 
@@ -151,11 +154,12 @@ class GrpcTransport(BaseTransport):
                     self.address,
                 )
                 self._server.add_insecure_port(self.address)
-        except (RuntimeError, OSError):
+        except (RuntimeError, OSError) as error:
             self._close_sockets()
+            reason = (getattr(error, "strerror", None) or "refused").partition(" (")[0]
             raise NodeError(
-                f"address = '{self.address}': cannot listen there; expected a free port of this "
-                "machine. Stop the process that uses the port, or set --listen."
+                f"address = '{self.address}': cannot listen there ({reason}); expected a free port "
+                "of this machine. Stop the process that uses the port, or set --listen."
             ) from None
 
     def _build_front(self, tls: "TlsContext") -> Front:
@@ -285,8 +289,10 @@ class GrpcTransport(BaseTransport):
     def _translate(self, neighbour: str, error: Any) -> TransportError:
         outlet = self._outlets.get(neighbour)
         if outlet and outlet.refusal and error.code() == grpc.StatusCode.UNAVAILABLE:
-            return RefusedError(f"'{neighbour}' cannot be reached ({outlet.refusal}).")
-        return _translate(neighbour, error)
+            return RefusedError(
+                f"'{neighbour}' cannot be reached ({outlet.refusal}: {outlet.address})."
+            )
+        return _translate(neighbour, error, outlet.address if outlet else "")
 
     def _address_of(self, neighbour: str) -> str:
         known = self.tls.identities.get(neighbour) if self.tls else None
@@ -403,9 +409,10 @@ def _caller_host(context: Any) -> str:
     return str(context.peer()).rpartition(":")[0]
 
 
-def _translate(neighbour: str, error: Any) -> TransportError:
+def _translate(neighbour: str, error: Any, address: str = "") -> TransportError:
     """Return the error of a call that gRPC reports, with the neighbour's text made safe to log."""
     details = error.details() or error.code().name
+    details = OWN_SOCKET.sub(lambda _: f"{address}: ", details)
     sentence = details[:MAX_DETAIL_CHARS].encode("unicode_escape").decode()
     if error.code() == grpc.StatusCode.PERMISSION_DENIED:
         return RejectedError(sentence)

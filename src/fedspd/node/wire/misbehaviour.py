@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger("fedspd.node")
 LOG_INTERVAL_SECONDS = 10.0  # between two log lines about the same sender and reason
+THRESHOLD, WINDOW_SECONDS = 5, 60.0  # malformed messages that mute a neighbour
+MUTE_SECONDS, MAX_MUTE_SECONDS = 60.0, 900.0
 MAX_LOGGED = 1000  # senders and reasons that are remembered
 
 Clock = Callable[[], float]  # seconds
@@ -23,21 +25,12 @@ class Offences:
 
 
 class MisbehaviourTracker:
-    """Mutes a neighbour after `threshold` malformed messages within `window_seconds`.
+    """Mutes a neighbour after THRESHOLD malformed messages within WINDOW_SECONDS.
 
-    The first mute lasts `mute_seconds`; each further one lasts twice as long as the one before.
+    The first mute lasts MUTE_SECONDS; each further one lasts twice as long as the one before.
     """
 
-    def __init__(
-        self,
-        threshold: int = 5,
-        window_seconds: float = 60.0,
-        mute_seconds: float = 60.0,
-        max_mute_seconds: float = 900.0,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self.threshold, self.window_seconds = threshold, window_seconds
-        self.mute_seconds, self.max_mute_seconds = mute_seconds, max_mute_seconds
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
         self.counts: Counter[str] = Counter()  # malformed messages by neighbour
         self._offences: dict[str, Offences] = {}
@@ -47,9 +40,9 @@ class MisbehaviourTracker:
         self.counts[name] += 1
         offences, now = self._offences.setdefault(name, Offences()), self.clock()
         offences.times.append(now)
-        while offences.times[0] <= now - self.window_seconds:
+        while offences.times[0] <= now - WINDOW_SECONDS:
             offences.times.popleft()
-        if len(offences.times) >= self.threshold:
+        if len(offences.times) >= THRESHOLD:
             self._mute(name, offences, now)
 
     def is_muted(self, name: str) -> bool:
@@ -57,17 +50,17 @@ class MisbehaviourTracker:
         return name in self._offences and self.clock() < self._offences[name].muted_until
 
     def _mute(self, name: str, offences: Offences, now: float) -> None:
-        is_first = not offences.mute_seconds or now > offences.muted_until + self.max_mute_seconds
-        doubled = min(2 * offences.mute_seconds, self.max_mute_seconds)
-        offences.mute_seconds = self.mute_seconds if is_first else doubled
+        is_first = not offences.mute_seconds or now > offences.muted_until + MAX_MUTE_SECONDS
+        doubled = min(2 * offences.mute_seconds, MAX_MUTE_SECONDS)
+        offences.mute_seconds = MUTE_SECONDS if is_first else doubled
         offences.muted_until = now + offences.mute_seconds
         offences.times.clear()
         log.warning(
             "neighbour muted: node=%s seconds=%d malformed=%d window_seconds=%d",
             name,
             offences.mute_seconds,
-            self.threshold,
-            self.window_seconds,
+            THRESHOLD,
+            WINDOW_SECONDS,
         )
 
 
