@@ -93,7 +93,7 @@ def literals(*folders: str) -> str:
 
 def test_deploy_page_quotes_events_that_nodes_log():
     source, events = literals("node"), first_column("event")
-    assert len(events) == 20
+    assert len(events) == 26
     assert [event for event in events if re.split("[:,] ", event)[0] not in source] == []
 
 

@@ -20,10 +20,11 @@ from fedspd.node.identity.manifest import Manifest, Member
 from fedspd.node.peer import liveness
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId
-from fedspd.node.peer.liveness import Timeouts
+from fedspd.node.peer.liveness import MAX_TICK_SECONDS, Timeouts
 from fedspd.node.peer.protocol import GRACE_SECONDS, ExchangeProtocol
 from fedspd.node.wire.memory import MemoryNetwork
 from fedspd.node.wire.messages import Announcement, Hello
+from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS
 
 FIRST = ExchangeId(1, 0)
 SIZE = 4  # parameters
@@ -364,6 +365,13 @@ def test_log_names_a_neighbour_that_goes_up_and_down_once(
     ]
 
 
+async def pass_time(protocol: ExchangeProtocol, seconds: float) -> None:
+    """Let virtual time pass, and the protocol's clock with it."""
+    end = protocol.clock() + seconds
+    while protocol.clock() < end:
+        await asyncio.sleep(MAX_TICK_SECONDS / 4)
+
+
 def test_log_has_one_line_for_an_error_that_differs_in_its_round_alone(
     loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,6 +379,7 @@ def test_log_has_one_line_for_an_error_that_differs_in_its_round_alone(
     protocol = build_protocol(OneNeighbour())
     for round in (7, 8, 19):
         protocol._record_error("b", RejectedError(f"round {round} is over."))
+    loop.run_until_complete(pass_time(protocol, LOG_INTERVAL_SECONDS))
     protocol._record_error("b", RejectedError("expired."))
     assert [record.message for record in caplog.records] == [
         'call failed: node=b error="round 7 is over."',
