@@ -185,6 +185,25 @@ def test_stranger_that_keeps_failing_is_closed_without_a_handshake(secure, monke
     run(work())
 
 
+def test_handshakes_of_strangers_make_room_before_that_of_a_neighbour(secure, monkeypatch):
+    monkeypatch.setattr(fronts, "MAX_PENDING_PER_HOST", 8)
+
+    async def work():
+        async with secure.running("a", "d") as (a, d):
+            host, port = secure.manifest.member("a").address.split(":")
+            slow = asyncio.create_task(asyncio.sleep(60))
+            a._front._pending[slow] = fronts.Attempt("127.0.0.1", is_named=True)
+            idle = [socket.create_connection((host, int(port)), TIMEOUT) for _ in range(30)]
+            await d.hello("a", secure.hello(), TIMEOUT)
+            assert a.rejected["crowded"] >= 22
+            assert not slow.cancelling()
+            for each in idle:
+                each.close()
+            slow.cancel()
+
+    run(work())
+
+
 def test_neighbour_that_reconnects_again_and_again_gets_few_handshakes(secure, monkeypatch):
     """Each of them costs milliseconds; the connections that others have stay open."""
     monkeypatch.setattr(fronts, "HANDSHAKES", 8)
@@ -201,6 +220,47 @@ def test_neighbour_that_reconnects_again_and_again_gets_few_handshakes(secure, m
             assert len(made) == 7
             assert a.rejected["crowded"] == 23
             await d.hello("a", secure.hello(), TIMEOUT)
+
+    run(work())
+
+
+@pytest.mark.parametrize("name", [None, "a", "a.0123.fedspd"])
+def test_stranger_that_does_not_know_the_network_gets_no_certificate(secure, name):
+    """Its handshake ends before a signature, which is what a handshake costs."""
+    context = ssl.create_default_context(cafile=secure.folder / "ca.crt")
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    host, port = secure.manifest.member("a").address.split(":")
+
+    def call():
+        raw = socket.create_connection((host, int(port)), timeout=TIMEOUT)
+        with raw, suppress(OSError), context.wrap_socket(raw, server_hostname=name) as end:
+            return end.getpeercert()
+
+    async def work():
+        async with secure.running("a") as (a,):
+            assert await asyncio.to_thread(call) is None
+            assert a.rejected == {"handshake": 1}
+            assert a._front._handshakes == {}
+
+    run(work())
+
+
+def test_strangers_at_the_address_of_a_neighbour_do_not_keep_it_out(secure, monkeypatch):
+    """They may share it behind a router; the neighbour connects for the first time."""
+    monkeypatch.setattr(fronts, "HANDSHAKES", 1)
+    monkeypatch.setattr(fronts, "HANDSHAKES_PER_SECOND", 1e-6)
+
+    async def work():
+        async with secure.running("a", "d") as (a, d):
+            host, port = secure.manifest.member("a").address.split(":")
+            for _ in range(100):
+                stranger = socket.create_connection((host, int(port)), TIMEOUT)
+                with suppress(OSError):
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                await asyncio.to_thread(read_to_the_end, stranger)
+            await d.hello("a", secure.hello(), TIMEOUT)
+            assert a.rejected == {"handshake": 100}
 
     run(work())
 

@@ -6,7 +6,10 @@ of its neighbours to gRPC's Unix socket, in a folder that only its user can open
 front's end of such a connection tells gRPC which neighbour calls: it is random, and known to this
 process alone.
 
-Places for neighbours are separate from those for handshakes, so strangers cannot take them.
+Places for neighbours are separate from those for handshakes, so strangers cannot take them. A
+caller must give a TLS host name of the network, which contains the network's random identifier.
+Strangers do not know it, so their attempts end before any costly step, and do not count against
+the handshakes of a neighbour that shares their address.
 """
 
 import asyncio
@@ -19,6 +22,8 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,9 +45,9 @@ MAX_PENDING = 128  # handshakes at a time
 MAX_PENDING_PER_HOST = 32
 MAX_CONNECTIONS = 4  # of one neighbour: it uses one, and a crash may leave another
 MAX_ENDED = 1024  # connections that are remembered after their end
-MAX_HOSTS = 1024  # whose failures are remembered
+MAX_HOSTS = 1024  # whose handshakes and failures are remembered
 FAILURES, FAILURES_PER_SECOND = 20, 2.0  # handshakes that one address may fail
-HANDSHAKES, HANDSHAKES_PER_SECOND = 200, 20.0  # for one address of neighbours
+HANDSHAKES, HANDSHAKES_PER_SECOND = 200, 20.0  # that name the network, from one address
 CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one began: two processes
 UNITS, UNITS_PER_SECOND = 20_000, 4_000.0  # frames of one neighbour; a call costs CALL_UNITS
 
@@ -59,6 +64,19 @@ class Gatekeeper(Protocol):
         ...
 
 
+@dataclass
+class Attempt:
+    """A handshake in progress."""
+
+    host: str
+    is_named: bool = False  # whether the caller knows the network's name
+    is_excessive: bool = False  # whether its host made too many of those before
+
+
+# asyncio's callbacks of a connection run in the context of the task that accepted it.
+_attempt: ContextVar[Attempt] = ContextVar("attempt")
+
+
 class Front:
     """The listener of a node, in front of gRPC's Unix socket."""
 
@@ -69,20 +87,23 @@ class Front:
         rejections: RejectionLog,
         addresses: Mapping[str, str],
         folder: Path,
+        domain: str,
     ) -> None:
         """Admit the callers whom the gatekeeper knows; `addresses` are those of the neighbours.
 
-        The sockets are made in the folder, which must be empty and private.
+        The sockets are made in the folder, which must be empty and private. A caller
+        must expect a host of the domain, which only the network's nodes know.
         """
         self.gatekeeper, self.rejections = gatekeeper, rejections
-        self._context = context
+        self._context, self._domain = context, domain
+        context.sni_callback = self._check_name
         self._folder = folder
         self._listeners: list[socket.socket] = []
         self._max_pending = min(MAX_PENDING, max_descriptors() // 8)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pending: dict[asyncio.Task[None], str] = {}  # hosts of handshakes, oldest first
+        self._pending: dict[asyncio.Task[None], Attempt] = {}  # oldest first
         self._failures: dict[str, TokenBucket] = {}  # by host
-        self._handshakes: dict[str, TokenBucket] = {}  # by host of neighbours
+        self._handshakes: dict[str, TokenBucket] = {}  # that name the network, by host
         self._connections: dict[str, list[Connection]] = {}  # by neighbour, oldest first
         self._callers: dict[str, Connection] = {}  # by the name of the front's end
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)  # labels: a call may come after its end
@@ -157,8 +178,9 @@ class Front:
                 continue
             host = host_of(address[0])
             if self._may_try(host):
-                task = self._spawn(self._admit(accepted, host))
-                self._pending[task] = host
+                attempt = Attempt(host)
+                task = self._spawn(self._admit(accepted, attempt))
+                self._pending[task] = attempt
                 task.add_done_callback(self._pending.pop)
             else:
                 accepted.close()
@@ -166,52 +188,58 @@ class Front:
 
     def _may_try(self, host: str) -> bool:
         """Return whether a host may begin a handshake, and make room for it."""
-        if host in self._hosts.values():
-            handshakes = self._handshakes_of(host)
-            if handshakes.is_empty():
-                self.rejections.record_stranger(host, "crowded", "too many handshakes.")
-                return False
-            handshakes.take(1)
-        elif (failures := self._failures.get(host)) is not None and failures.is_empty():
+        failures = self._failures.get(host)
+        if failures is not None and failures.is_empty() and host not in self._hosts.values():
             self.rejections.record_stranger(host, "crowded", "too many failed handshakes.")
             return False
-        if sum(other == host for other in self._pending.values()) >= MAX_PENDING_PER_HOST:
+        if sum(other.host == host for other in self._pending.values()) >= MAX_PENDING_PER_HOST:
             self._drop_pending(host)
         elif len(self._pending) >= self._max_pending:
             self._drop_pending(self._busiest_host())
         return True
 
-    def _handshakes_of(self, host: str) -> TokenBucket:
-        """Return the allowance of an address of neighbours."""
-        if host not in self._handshakes:
-            known = set(self._hosts.values())
-            self._handshakes = {
-                each: one for each, one in self._handshakes.items() if each in known
-            }
-            self._handshakes[host] = TokenBucket(HANDSHAKES, HANDSHAKES_PER_SECOND)
-        return self._handshakes[host]
+    def _check_name(self, _tls: Any, name: str | None, _context: ssl.SSLContext) -> int | None:
+        """End a handshake whose caller does not know the network, or comes too often.
+
+        Signatures come later, so this costs little.
+        """
+        attempt = _attempt.get()
+        if (name or "").partition(".")[2] != self._domain:
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        if not attempt.is_named:
+            attempt.is_named = True
+            handshakes = _bucket(self._handshakes, attempt.host, HANDSHAKES, HANDSHAKES_PER_SECOND)
+            attempt.is_excessive = handshakes.is_empty()
+            if not attempt.is_excessive:
+                handshakes.take(1)
+        return ssl.ALERT_DESCRIPTION_USER_CANCELLED if attempt.is_excessive else None
 
     def _busiest_host(self) -> str | None:
-        found = Counter(self._pending.values()).most_common(1)
+        found = Counter(attempt.host for attempt in self._pending.values()).most_common(1)
         return found[0][0] if found else None
 
     def _drop_pending(self, host: str | None) -> None:
-        """End the oldest handshake of a host: an honest one takes milliseconds."""
-        for task, other in self._pending.items():
-            if other == host and not task.cancelling():
-                task.cancel()
-                self._record_failure(other, "crowded", "too many handshakes at a time.")
-                return
+        """End the oldest handshake of a host: an honest one takes milliseconds.
+
+        Those of strangers end first, if a caller that knows the network shares their address.
+        """
+        found = [
+            (attempt.is_named, task)
+            for task, attempt in self._pending.items()
+            if attempt.host == host and not task.cancelling()
+        ]
+        if host is not None and found:
+            min(found, key=lambda each: each[0])[1].cancel()
+            self._record_failure(host, "crowded", "too many handshakes at a time.")
 
     def _record_failure(self, host: str, reason: str, sentence: str) -> None:
-        if host not in self._failures and len(self._failures) >= MAX_HOSTS:
-            del self._failures[next(iter(self._failures))]
-        bucket = self._failures.setdefault(host, TokenBucket(FAILURES, FAILURES_PER_SECOND))
-        bucket.take(1)
+        _bucket(self._failures, host, FAILURES, FAILURES_PER_SECOND).take(1)
         self.rejections.record_stranger(host, reason, sentence)
 
-    async def _admit(self, accepted: socket.socket, host: str) -> None:
+    async def _admit(self, accepted: socket.socket, attempt: Attempt) -> None:
         """Make the handshake, and connect a neighbour with gRPC."""
+        host = attempt.host
+        _attempt.set(attempt)
         try:
             tls, caller = await asyncio.get_running_loop().connect_accepted_socket(
                 CallerEnd,
@@ -221,7 +249,8 @@ class Front:
                 ssl_shutdown_timeout=CLOSE_SECONDS,
             )
         except (OSError, ssl.CertificateError) as error:
-            self._record_failure(host, "handshake", describe_failure(error))
+            reason = "crowded" if attempt.is_excessive else "handshake"
+            self._record_failure(host, reason, describe_failure(error, attempt))
             return
         try:
             identity = self._authenticate(tls)
@@ -377,8 +406,21 @@ def literal(address: str) -> str | None:
         return None
 
 
-def describe_failure(error: Exception) -> str:
+def _bucket(
+    buckets: dict[str, TokenBucket], host: str, size: float, per_second: float
+) -> TokenBucket:
+    """Return the allowance of a host, which is new for one that was not seen lately."""
+    if host not in buckets and len(buckets) >= MAX_HOSTS:
+        del buckets[next(iter(buckets))]
+    return buckets.setdefault(host, TokenBucket(size, per_second))
+
+
+def describe_failure(error: Exception, attempt: Attempt) -> str:
     """Return why a handshake failed, in a few words that are safe to log."""
+    if attempt.is_excessive:
+        return "too many handshakes."
+    if isinstance(error, ssl.SSLError) and error.reason == "CALLBACK_FAILED":
+        return "the caller does not name this network."
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate: {error.verify_message}."
     if isinstance(error, ssl.SSLError) and error.reason:

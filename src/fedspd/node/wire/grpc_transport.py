@@ -166,7 +166,8 @@ class GrpcTransport(BaseTransport):
         neighbours = self.manifest.member(self.name).neighbours
         addresses = {name: self.manifest.member(name).address for name in neighbours}
         folder = self._socket_folder()
-        return Front(tls.server_context, tls, self.rejection_log, addresses, folder)
+        domain = host_name(self.manifest.network, self.name).partition(".")[2]
+        return Front(tls.server_context, tls, self.rejection_log, addresses, folder, domain)
 
     def _socket_folder(self) -> Path:
         if self._sockets is None:
