@@ -5,8 +5,9 @@
     python benchmarks/memory.py 3000 --hidden 240   fewer clients, 9,848 parameters
     python benchmarks/memory.py 100000              many clients
 
-Memory is the proportional set size (PSS), summed over the processes and sampled 20 times a second:
-pages that several processes share are counted once.
+Memory is summed over the processes and sampled 20 times a second. Pages that several processes
+share are counted once, by their proportional set size (PSS). Libraries are those of the largest
+process: their PSS would be smaller while other programs use them too.
 """
 
 import os
@@ -40,13 +41,14 @@ def data(clients: int) -> tuple[np.ndarray, ...]:
     return x[:cut], y[:cut], x[cut:], y[cut:]
 
 
-def process_bytes(process: int) -> int:
-    """Return the PSS of a process, or 0 if it has just ended."""
+def sizes(process: int, file: str, names: tuple[str, ...]) -> int:
+    """Return the sum of some sizes of a process, or 0 if it has just ended."""
     try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
-    except (OSError, StopIteration):
+        lines = Path(f"/proc/{process}/{file}").read_text().splitlines()
+    except OSError:
         return 0
+    found = (line.split() for line in lines if line.split(":")[0] in names)
+    return 1024 * sum(int(fields[1]) for fields in found)
 
 
 def processes() -> list[int]:
@@ -56,8 +58,10 @@ def processes() -> list[int]:
 
 
 def total_bytes() -> int:
-    """Return the PSS of all processes."""
-    return sum(process_bytes(process) for process in processes())
+    """Return the memory of all processes, with the files that the largest one has mapped."""
+    found = processes()
+    own = sum(sizes(process, "smaps_rollup", ("Pss_Anon", "Pss_Shmem")) for process in found)
+    return own + max(sizes(process, "status", ("RssFile",)) for process in found)
 
 
 def processor_seconds() -> float:

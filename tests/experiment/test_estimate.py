@@ -7,6 +7,7 @@ from fedspd.config import load
 from fedspd.core.learner import Learner
 from fedspd.experiment.build import build_experiment
 from fedspd.experiment.estimate import IdleLearner, estimate
+from fedspd.runtime.processes import MOST_KEPT_BYTES
 
 SMALL = [
     "clients=8",
@@ -76,6 +77,15 @@ def test_estimate_of_fedspd_is_within_a_factor_of_two():
     assert found["seconds"] > 0
     memory = found["memory"]
     assert memory["total"] == memory["program"] + memory["state"] + memory["rounds"]
+
+
+def test_estimate_counts_what_a_second_worker_holds():
+    """Each copies pages of the program, and the first process writes events meanwhile."""
+    settings = ["clients=300", "rounds=2", "data.examples=4", "method=fedspd", "model.hidden=4"]
+    experiment = build_experiment(load(None, [*settings, "topology.degree=20"]))
+    one, two = (estimate(experiment, workers)["memory"]["rounds"] for workers in (1, 2))
+    transfers = 300 * 20 / 2  # at least: half of the neighbours train the same cluster
+    assert two - one > MOST_KEPT_BYTES + 100 * transfers
 
 
 def test_idle_learner_is_on_the_cpu_wherever_the_run_is():

@@ -1,5 +1,6 @@
 """Forked children: what their parent receives from them, and how they end."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ from fedspd.runtime.processes import (
     MEGABYTE,
     Child,
     MemoryKeeper,
+    MemoryMeter,
     keep_memory,
     resident_bytes,
 )
@@ -121,6 +123,36 @@ def test_memory_keeper_gives_back_much_and_keeps_a_little():
     assert kept == grown > 15 * MEGABYTE
     assert much > 90 * MEGABYTE
     assert rest < 15 * MEGABYTE
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what processes share")
+
+
+@LINUX
+def test_meter_counts_the_memory_of_the_parent_that_a_child_writes_to():
+    table = torch.ones(32 * MEGABYTE, dtype=torch.uint8)
+
+    def write_half(connection: Connection) -> None:
+        meter = MemoryMeter()
+        table[: 16 * MEGABYTE] = 2
+        connection.send((meter.copied_bytes() / MEGABYTE, meter.added_bytes() / MEGABYTE))
+
+    copied, added = received(write_half)
+    assert copied == pytest.approx(16, abs=2)
+    assert added < 2  # the pages counted as its own before, too
+
+
+@LINUX
+def test_collector_of_a_child_copies_nothing_of_its_parent():
+    made = [[number] for number in range(500_000)]  # at least 28 MB that a collector writes to
+
+    def collect(connection: Connection) -> None:
+        meter = MemoryMeter()
+        gc.collect()
+        connection.send(meter.copied_bytes() / MEGABYTE)
+
+    assert received(collect) < 10
+    assert len(made) == 500_000
 
 
 def test_signal_that_another_thread_takes_during_a_fork_is_handled_after_it():

@@ -5,12 +5,14 @@ only counts its steps, and memory is measured in a fork.
 """
 
 import gc
+import json
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +26,11 @@ from fedspd.core.ledger import SERVER, Traffic
 from fedspd.engines.engine import RoundReport
 from fedspd.engines.simulator import Simulator
 from fedspd.experiment.build import Experiment
+from fedspd.experiment.events import round_event
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.runtime.plan import Plan
 from fedspd.runtime.processes import (
+    MOST_KEPT_BYTES,
     Child,
     MemoryMeter,
     give_memory_back,
@@ -76,7 +80,7 @@ def estimate(experiment: Experiment, workers: int = 1) -> Json:
         "clients": plan.clients,
         "rounds": config.rounds,
         "parameters": plan.learner.size,
-        "memory": _estimate_memory(experiment, plan, engine),
+        "memory": _estimate_memory(experiment, plan, engine, workers),
         "bytes": _estimate_bytes(rehearsed, sample.clients, graph),
         "steps": round((steps + final.steps) * per_sample),
         "seconds": round(seconds * per_sample / min(workers, plan.clients), 1),
@@ -206,22 +210,35 @@ def _choose_rounds(rounds: int) -> list[int]:
 # ---- memory
 
 
-def _estimate_memory(experiment: Experiment, plan: Plan, engine: Simulator) -> Json:
-    """Return the bytes at the peak of a run: the program, the clients' states and the rounds."""
+def _estimate_memory(experiment: Experiment, plan: Plan, engine: Simulator, workers: int) -> Json:
+    """Return the bytes at the peak of a run: the program, the clients' states and the rounds.
+
+    Several workers hold what they copy of the program, while this process writes events.
+    """
     state = engine.state_bytes() / engine.plan.clients
     rehearsed = plan.shrink_to(max(1, round(REHEARSED_STATE_BYTES / state)))
-    added = _measure_memory(_idle(rehearsed), experiment)
+    needs = _measure_memory(_idle(rehearsed), experiment)
+    added = needs.added + (needs.copied + needs.event if workers > 1 else 0)
     round_bytes = added / rehearsed.clients - state
+    kept = (min(workers, plan.clients) - 1) * MOST_KEPT_BYTES  # free memory of other workers
     found = {
         "program": resident_bytes(),
         "state": round(state * plan.clients),
-        "rounds": round(round_bytes * plan.clients),
+        "rounds": round(round_bytes * plan.clients) + kept,
     }
     return {**found, "total": sum(found.values())}
 
 
-def _measure_memory(plan: Plan, experiment: Experiment) -> int:
-    """Return the bytes that idle rounds add at their peak.
+class MemoryNeeds(NamedTuple):
+    """The bytes of idle rounds: added at their peak, copied of the program, and of an event."""
+
+    added: int
+    copied: int
+    event: int
+
+
+def _measure_memory(plan: Plan, experiment: Experiment) -> MemoryNeeds:
+    """Return what idle rounds need.
 
     A fork of this process runs them: its memory is freed with it, and it has a peak of its own.
     """
@@ -230,8 +247,8 @@ def _measure_memory(plan: Plan, experiment: Experiment) -> int:
     graph = _resize(experiment.topology.at(1), plan.clients)
     work = partial(_run_idle_rounds, plan, graph, experiment.config.rounds)
     with closing(Child("The rehearsal of a round", work)) as child:
-        added: int = child.receive()
-    return added
+        needs: MemoryNeeds = child.receive()
+    return needs
 
 
 def _run_idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connection) -> None:
@@ -239,9 +256,14 @@ def _run_idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connecti
     engine = Simulator(plan)
     engine.begin()
     for t in range(1, min(rounds, MEMORY_ROUNDS) + 1):
-        engine.round(t, graph)
+        report = engine.round(t, graph)
     engine.finish(rounds + 1)
-    connection.send(meter.added_bytes())
+    added = meter.added_bytes()
+    measures = engine.measure()
+    copied = meter.copied_bytes()
+    tracemalloc.start()
+    json.dumps(round_event(rounds, None, report, measures))
+    connection.send(MemoryNeeds(added, copied, tracemalloc.get_traced_memory()[1]))
 
 
 def _resize(graph: Graph, clients: int) -> Graph:
