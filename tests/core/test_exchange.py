@@ -290,6 +290,21 @@ def test_received_omits_unwanted_and_missing_models():
     ] == [(1, 1)]
 
 
+def test_received_omits_missing_models_where_a_client_wants_fewer_clusters_than_others():
+    """Client 0 wants one cluster and a newcomer all: neither gets the offer that client 2 has not.
+
+    A table of wants has one width, so that it is filled up with NO_CLUSTER.
+    """
+    graph = Graph.from_edges(4, [(0, 1), (0, 2), (3, 1), (3, 2)])
+    offers = replace(
+        everyone_offers([0, 1, NO_CLUSTER], torch.ones(3, 1)),
+        want_CM=torch.tensor([[1, NO_CLUSTER], [0, 1], [0, 1]]),
+    )
+    received = Neighbourhood.of(graph, [0, 3], offers, np.arange(3))
+    for c in range(2):
+        assert [(other.client, other.cluster) for other in received.received(c)] == [(1, 1)]
+
+
 def test_newcomer_receives_every_cluster():
     """Also one that no client wants."""
     graph = Graph.from_edges(3, [(0, 2), (1, 2)])
