@@ -312,3 +312,13 @@ def test_newcomer_receives_every_cluster():
     assert [
         other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).received(0)
     ] == [0, 1]
+
+
+def test_largest_is_an_offer_that_was_made_and_of_equal_ones_that_with_the_least_second_number():
+    """Client 1 offers nothing: its zeros are above all numbers that were offered."""
+    numbers = torch.tensor([[-3.0, 1.0], [0.0, 0.0], [-2.0, 5.0], [-2.0, 4.0]])
+    offers = everyone_offers([0, NO_CLUSTER, 0, 0], numbers)
+    path = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+    found = [Neighbourhood.of(graph, range(4), offers) for graph in (Graph.complete(4), path)]
+    assert found[0].largest().tolist() == [[-2.0, 4.0]] * 4
+    assert found[1].largest().tolist() == [[-3.0, 1.0], [-2.0, 5.0], [-2.0, 4.0], [-2.0, 4.0]]
