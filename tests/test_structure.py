@@ -1,6 +1,7 @@
 """The house rules that no linter knows: short files and functions, one meaning for each name."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,19 @@ def test_classes_of_the_package_have_names_of_their_own():
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(name)
     assert {name: files for name, files in found.items() if len(files) > 1}.keys() <= PER_METHOD
+
+
+def test_errors_of_the_library_do_not_begin_with_an_option_of_a_command():
+    """A caller in Python has no options; `node` is used by commands alone."""
+    found = [
+        (name, ast.unparse(node.exc))
+        for name, tree in TREES.items()
+        if name.startswith("src/") and not name.startswith(("src/fedspd/cli/", "src/fedspd/node/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and node.exc is not None
+    ]
+    assert len(found) > 200
+    assert [error for error in found if re.match(r"\w+\(f?['\"]--", error[1])] == []
 
 
 def test_docstrings_are_sentences():
