@@ -42,16 +42,17 @@ bench: $(INSTALLED)  ## how fast this machine trains: ratios, each with its targ
 bench-packages: $(INSTALLED)  ## other simulators on the same work, each in a separate environment
 	$(BIN)/python benchmarks/packages/run.py
 
-chaos: $(INSTALLED)  ## every fault on eight real peers (Linux, as root); writes docs/reliability.md's table
+chaos: $(INSTALLED)  ## faults on eight peers (Linux, as root); writes reliability.md's table
 	PYTHONPATH=tools $(BIN)/python -m chaos
 
 docs: $(INSTALLED)  ## write config.md and the list of methods from the code, paper.md from records
 	$(BIN)/python tools/config_reference.py > docs/config.md
 	$(BIN)/python tools/paper_page.py
 
-release: $(INSTALLED)  ## build wheel and sdist into dist/, and try the wheel in an empty environment
+release: $(INSTALLED)  ## build wheel and sdist into dist/, and try the wheel elsewhere
 	$(BIN)/python tools/release.py
 
 clean:  ## remove .venv and all caches; runs/ stays
-	rm -rf .venv .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .coverage htmlcov build dist src/*.egg-info
+	rm -rf .venv .hypothesis .mypy_cache .ruff_cache .import_linter_cache .pytest_cache \
+		.coverage htmlcov build dist src/*.egg-info
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Processor seconds of a run that keeps freed memory between steps, and of one that does not.
 
 Prints a line per turn: FedSPD, 100 clients with 20 examples of 784 features, ten rounds, one
-worker. A run that gives all free memory back after each slice reads its pages anew.
+worker. A run that gives all free memory back after each slice reads its pages again.
 """
 
 import time

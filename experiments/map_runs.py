@@ -284,7 +284,7 @@ last_run: fedspd.Result | None = None  # of this process
 
 
 def run_part(part: str, workers: int, folder: Path = SUMMARIES) -> None:
-    """Run what is missing of a part; its file is written anew after every run."""
+    """Run what is missing of a part; its file is written after every run."""
     run_missing(list(PARTS[part]()), folder / f"{part}.json", workers)
 
 
@@ -301,7 +301,7 @@ def run_again(part: str, method: str, workers: int, folder: Path = SUMMARIES) ->
 
 
 def run_missing(cells: Sequence[Cell], path: Path, workers: int) -> None:
-    """Run the cells that a file does not hold yet, and write it anew after every run."""
+    """Run the cells that a file does not hold yet, and write it after every run."""
     done = {name_of(record): record for record in read(path)}
     missing = [one for one in cells if one.name not in done]
     print(f"{path.stem}: {len(cells) - len(missing)} of {len(cells)} runs are done", flush=True)

@@ -28,7 +28,7 @@ settings.load_profile("fedspd")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give tests that share a fixture of their module, or use Ray, to one process.
+    """Give tests that share a fixture of their module, or use Ray by name, to one process.
 
     `xdist_group` is for that, but with pytest 9.2, xdist 3.8 does not see its groups.
     """
@@ -40,8 +40,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            if Path(file).name.startswith("test_ray"):
+            file, _, test = nodeid.partition("::")
+            if Path(file).name.startswith("test_ray") or test.endswith("_on_ray"):
                 return "ray"  # one cluster at a time
             return file if shares_fixtures(config.rootpath / file) else nodeid
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,31 @@ def test_links_lead_to_existing_files(page):
         target for target in targets if "://" not in target and not (page.parent / target).exists()
     ]
     assert missing == []
+
+
+def sections(page: Path) -> set[str]:
+    """Return the anchors of a page: its headings as a host of repositories names them."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    heads = [re.sub(r"<[^>]+>", "", head) for head in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)]
+    slugs = {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', prose))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_existing_sections(page):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    targets = [((page.parent / name).resolve() if name else page, anchor) for name, anchor in links]
+    pages = [(target, anchor) for target, anchor in targets if target.suffix == ".md"]
+    missing = [anchor for target, anchor in pages if anchor not in sections(target)]
+    assert missing == []
+
+
+def test_concepts_quote_the_code_as_it_is():
+    page = (ROOT / "docs/concepts.md").read_text()
+    quotes = re.findall(r"from `(src/[\w/]+\.py)`:\n\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(quotes) == 1
+    for name, code in quotes:
+        assert textwrap.indent(code, "    ") in (ROOT / name).read_text()
 
 
 def test_readme_shows_real_configs():

@@ -194,7 +194,6 @@ def test_paper_trains_the_rounds_before_the_final_phase_once(own, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("ray")
 def test_paper_gives_the_same_runs_on_ray(own):
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     assert execute(["paper", "own.toml", *TINY]) == 0

@@ -138,6 +138,18 @@ def test_silent_client_keeps_what_stays_at_home():
     assert answer.mean(only_C1).model_CMP.tolist() == [[[2.0, 7.0]], [[3.0, 9.0]]]
 
 
+def test_average_of_centers_keeps_numbers_at_home_of_the_own_offer_or_else_of_the_own_center():
+    """Each client offers another cluster: its trained number stays, and not the one before."""
+    full_CKL = torch.tensor([[[10.0, 20.0]], [[30.0, 40.0]]])
+    cluster_C1, weight_C1 = torch.tensor([[0], [1]]), torch.ones(2, 1)
+    offered = Exchange(cluster_C1, full_CKL[:, :, :1], weight_C1, cluster_C1)
+    answer = Neighbourhood.of(Graph.from_edges(2, [(0, 1)]), [0, 1], offered)
+    answer = replace(answer, home=Home(torch.tensor([True, False]), full_CKL))
+    centers_CSP = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+    found = answer.average_centers(centers_CSP)
+    assert found.tolist() == [[[10.0, 20.0], [30.0, 4.0]], [[10.0, 6.0], [30.0, 40.0]]]
+
+
 def test_consensus_counts_what_travels_alone():
     engine, _ = complete_run("fedem")
     assert engine.measure().moments.consensus_distance().max() < 1e-6

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedspd.algorithms import METHODS, fedspd_split
 from fedspd.algorithms.fedspd_split import FOLDS
 from fedspd.algorithms.populations import centre_folds, choose_folds
+from fedspd.core.block import Block
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
+from fedspd.core.learner import Learner
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Mechanism
 from fedspd.engines.simulator import Simulator
@@ -187,6 +190,32 @@ def test_draws_about_examples_are_secret_at_a_node():
     mechanism.source.secret = b"b" * 32
     other = plan.algorithm.begin(plan.learner, plan.train, plan.key).assignment_CE
     assert not torch.equal(secret, other)
+
+
+def test_augmentation_is_secret_at_a_node():
+    """The images that a local update gets are other ones with another secret, and without one."""
+    seen = []
+
+    class Noting(DPSGD):
+        def train(self, learner, model_CP, updates, clients, key):
+            seen.append(updates[0].x)
+            return model_CP
+
+    mechanism = Noting(**{**vars(MECHANISM), "source": NoiseSource()})
+    learner = Learner(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
+        mechanism=mechanism,
+        augmentations=["flip"],
+    )
+    x = torch.arange(4.0).expand(64, 1, 1, 4)
+    data = Block([0], 1, [x], [torch.zeros(64, dtype=torch.long)], 64)
+    for secret in (None, b"a" * 32, b"b" * 32, b"a" * 32):
+        mechanism.source.secret = secret
+        learner.train(torch.zeros(1, learner.size), data, Key(0, round=1))
+    public, one, other, again = seen
+    assert torch.equal(one, again)
+    assert not torch.equal(public, one)
+    assert not torch.equal(one, other)
 
 
 # ---- what is sent

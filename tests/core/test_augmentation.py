@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 import fedspd
 from fedspd.core.augmentation import augment
+from fedspd.core.block import Block
 from fedspd.core.keys import Key
+from fedspd.core.learner import Learner, TrainingOptions, squared_error
 
 X = torch.arange(3 * 2 * 8 * 8, dtype=torch.float32).reshape(3, 2, 8, 8)
 
@@ -28,6 +31,22 @@ def test_crop_shifts_by_at_most_an_eighth_and_repeats_the_border():
             columns = (torch.arange(8) + right).clamp(0, 7)
             assert torch.equal(after, before[:, rows][:, :, columns])
     assert shifts == {(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1)}
+
+
+def test_every_client_and_round_has_draws_of_its_own():
+    """Two clients have the same images in one batch, so that nothing but the draws can differ."""
+
+    def slope() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 1, bias=False), nn.Flatten(0))
+
+    training = TrainingOptions(batch=40, epochs=1)
+    learner = Learner(slope, training, squared_error, augmentations=["flip"])
+    x, y = torch.arange(4.0).expand(40, 1, 1, 4), torch.arange(40.0) / 40
+    data, zero_C4 = Block([3, 4], 5, [x, x], [y, y], 40), torch.zeros(2, 4)
+    third, fourth = learner.train(zero_C4, data, Key(0, round=2))
+    assert not torch.allclose(third, fourth)
+    assert torch.equal(learner.train(zero_C4[:1], data.select([1]), Key(0, round=2))[0], fourth)
+    assert not torch.allclose(learner.train(zero_C4, data, Key(0, round=3))[1], fourth)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedspd-split"])

@@ -290,6 +290,21 @@ def test_received_omits_unwanted_and_missing_models():
     ] == [(1, 1)]
 
 
+def test_received_omits_missing_models_where_a_client_wants_fewer_clusters_than_others():
+    """Client 0 wants one cluster and a newcomer all: neither gets the offer that client 2 has not.
+
+    A table of wants has one width, so that it is filled up with NO_CLUSTER.
+    """
+    graph = Graph.from_edges(4, [(0, 1), (0, 2), (3, 1), (3, 2)])
+    offers = replace(
+        everyone_offers([0, 1, NO_CLUSTER], torch.ones(3, 1)),
+        want_CM=torch.tensor([[1, NO_CLUSTER], [0, 1], [0, 1]]),
+    )
+    received = Neighbourhood.of(graph, [0, 3], offers, np.arange(3))
+    for c in range(2):
+        assert [(other.client, other.cluster) for other in received.received(c)] == [(1, 1)]
+
+
 def test_newcomer_receives_every_cluster():
     """Also one that no client wants."""
     graph = Graph.from_edges(3, [(0, 2), (1, 2)])
@@ -297,3 +312,13 @@ def test_newcomer_receives_every_cluster():
     assert [
         other.cluster for other in Neighbourhood.of(graph, [2], offers, np.arange(2)).received(0)
     ] == [0, 1]
+
+
+def test_largest_is_an_offer_that_was_made_and_of_equal_ones_that_with_the_least_second_number():
+    """Client 1 offers nothing: its zeros are above all numbers that were offered."""
+    numbers = torch.tensor([[-3.0, 1.0], [0.0, 0.0], [-2.0, 5.0], [-2.0, 4.0]])
+    offers = everyone_offers([0, NO_CLUSTER, 0, 0], numbers)
+    path = Graph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+    found = [Neighbourhood.of(graph, range(4), offers) for graph in (Graph.complete(4), path)]
+    assert found[0].largest().tolist() == [[-2.0, 4.0]] * 4
+    assert found[1].largest().tolist() == [[-3.0, 1.0], [-2.0, 5.0], [-2.0, 4.0], [-2.0, 4.0]]

@@ -102,7 +102,7 @@ def test_purity_does_not_depend_on_labels(seed, S, D):
 
 
 def test_spread_equals_numbers_worked_by_hand():
-    """0, 1, ..., 19: mean 9.5, variance (20^2 - 1) / 12, the worst tenth are 0 and 1."""
+    """0, 1, ..., 19: mean 9.5, variance (20^2 - 1) / 12, the worst 10 % are 0 and 1."""
     spread = Spread.of(np.random.default_rng(0).permutation(20).astype(float))
     assert spread == Spread(mean=9.5, std=pytest.approx(math.sqrt(399 / 12)), worst=0.5, lowest=0.0)
 
@@ -128,7 +128,7 @@ def test_spread_leaves_out_scores_that_are_not_finite():
 
 
 def test_worst_errors_are_the_highest():
-    """Of 1, ..., 20 the worst tenth are 19 and 20; `lowest` is the worst of all."""
+    """Of 1, ..., 20 the worst 10 % are 19 and 20; `lowest` is the worst of all."""
     errors = np.random.default_rng(0).permutation(20) + 1.0
     spread = Spread.of(errors, is_error=True)
     assert spread == Spread(mean=10.5, std=float(errors.std()), worst=19.5, lowest=20.0)

@@ -119,7 +119,7 @@ def test_results_have_the_same_bits_in_any_block(name, dtype):
         assert torch.equal(learner.train(model_CP[rows], data.select(rows), KEY), expected_CP[rows])
 
 
-def test_memory_of_the_optimiser_starts_anew_in_every_local_update():
+def test_memory_of_the_optimiser_is_empty_at_the_start_of_every_local_update():
     """The first step of AdamW is lr in the direction of the gradient's sign."""
     learner = Learner(lambda: nn.Linear(1, 2), TrainingOptions(optimizer="adamw", batch=4))
     x, y = [torch.ones(4, 1)], [torch.zeros(4, dtype=torch.long)]

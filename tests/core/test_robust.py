@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedspd.core import exchange
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.robust import ROBUST, aggregate, clipped, median, trimmed
@@ -166,6 +167,19 @@ def test_robust_mean_covers_what_each_client_receives_of_each_cluster(seed, n, r
                 torch.tensor([[j == i for j in received]]),
             )
             assert torch.equal(mean.model_CMP[i, s], expected[0])
+
+
+@pytest.mark.parametrize("rule", sorted(ROBUST))
+def test_robust_mean_has_the_same_bits_in_chunks_of_any_size(rule, monkeypatch):
+    """Few rows are computed at a time where models are large; here, where they have 3 numbers."""
+    rng = np.random.default_rng(0)
+    edges = [(i, j) for i in range(9) for j in range(i) if rng.random() < 0.6]
+    offers = offered(rng, 9, 2, 3, torch.float32)
+    neighbourhood = Neighbourhood.of(Graph.from_edges(9, edges, rule), range(9), offers)
+    at_once = neighbourhood.mean(offers.want_CM).model_CMP
+    for elements in (1, 20, 50):
+        monkeypatch.setattr(exchange, "MAX_ELEMENTS", elements)
+        assert torch.equal(neighbourhood.mean(offers.want_CM).model_CMP, at_once)
 
 
 def test_robust_mean_of_equal_models_is_that_model():

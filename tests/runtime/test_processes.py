@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedspd.core.errors import ConfigError, WorkerError
+from fedspd.runtime import processes
 from fedspd.runtime.processes import (
     MEGABYTE,
     Child,
@@ -89,11 +90,28 @@ def test_message_to_a_child_that_was_killed_is_refused():
 
 
 def test_close_ends_a_child_in_the_middle_of_its_work():
-    child = Child("A test", lambda _: time.sleep(600))
+    def work(connection: Connection) -> None:
+        connection.send("begun")
+        time.sleep(600)
+
+    child = Child("A test", work)
+    assert child.receive() == "begun"
     started = time.monotonic()
     child.close()
     assert time.monotonic() - started < 60
     assert child._process.exitcode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits until a child is suspended")
+def test_close_ends_a_child_that_is_suspended(monkeypatch):
+    """It takes no SIGTERM until it goes on."""
+    monkeypatch.setattr(processes, "JOIN_SECONDS", 0.1)
+    child = Child("A test", lambda _: time.sleep(600))
+    pid = child._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    child.close()
+    assert child._process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux")

@@ -32,3 +32,17 @@ def test_read_rows_refuses_a_checkpoint_that_lacks_clients(folder):
     (folder / "part-000002-000005.safetensors").unlink()
     with pytest.raises(StorageError, match=r"has 3 of 6 clients; expected that of this run\."):
         read_rows(folder, 0, 6, ["model"])
+
+
+def test_read_rows_refuses_a_checkpoint_that_has_clients_twice(folder):
+    """As after a copy into a folder that held the parts of another number of workers."""
+    write_part(folder, [0, 1, 2], {"model": torch.zeros(3, 2)})
+    with pytest.raises(StorageError, match=r"has 9 of 6 clients; expected that of this run\."):
+        read_rows(folder, 0, 6, ["model"])
+
+
+def test_part_that_cannot_be_written_names_the_run_to_resume(tmp_path):
+    draft = tmp_path / "run" / "checkpoints" / "round-000001.draft-1"  # nobody has made it
+    with pytest.raises(StorageError) as refused:
+        write_part(draft, [0], {"model": torch.zeros(1, 2)})
+    assert str(refused.value).startswith(f"'{tmp_path}/run': the folder could not be written (")

@@ -52,7 +52,6 @@ class FedAvg(Local):
             "examples says."
         ),
     ] = "none"
-
     mu: Annotated[
         float,
         Field(ge=0, description="The weight of the proximal term; above 0, the method is FedProx."),

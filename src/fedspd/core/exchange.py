@@ -161,7 +161,7 @@ class Neighbourhood:
 
     def own_models(self) -> Tensor:
         """Return model_CKP as the block's clients offered it, so that no method keeps a copy."""
-        if self.home is not None and self.home.offer_CKL is not None:
+        if self.home is not None:
             return self.home.offer_CKL
         rows = torch.from_numpy(np.searchsorted(self.sender_ids, self.clients))
         return self.offers.model_CKP[rows.to(self.offers.model_CKP.device)]

@@ -25,13 +25,12 @@ from fedspd.core.losses import squared_error as squared_error
 from fedspd.core.mechanism import Mechanism, Release
 from fedspd.core.precision import Precision, forward_precision
 from fedspd.core.sgd import Descent, Optimizer, Scale
-
-if TYPE_CHECKING:
-    from fedspd.core.heads import SplitLearner
-
 from fedspd.core.stacked import StackedTrainer
 from fedspd.core.training import TrainingOptions as TrainingOptions
 from fedspd.core.vmapped import VmapTrainer
+
+if TYPE_CHECKING:
+    from fedspd.core.heads import SplitLearner
 
 EVALUATION_BATCH = 512
 

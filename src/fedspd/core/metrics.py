@@ -30,8 +30,8 @@ class Spread:
         Of an error, the highest ones are the worst, and `lowest` is the highest.
         """
         if is_error:
-            turned = cls.of(-score_N)
-            return cls(-turned.mean, turned.std, -turned.worst, -turned.lowest)
+            negated = cls.of(-score_N)
+            return cls(-negated.mean, negated.std, -negated.worst, -negated.lowest)
         ordered = np.sort(score_N[np.isfinite(score_N)])
         if not len(ordered):
             return cls(np.nan, np.nan, np.nan, np.nan)

@@ -106,21 +106,19 @@ class Home:
     """The numbers of vectors that stayed at home while the others travelled.
 
     travels_L   whether each number travels
-    offer_CKL   the complete offers of the block's clients; None: they made none
+    offer_CKL   the complete offers of the block's clients
     """
 
     travels_L: Tensor
-    offer_CKL: Tensor | None = None
+    offer_CKL: Tensor
 
     def complete(self, mean_CMT: Tensor, own_CM: Tensor) -> Tensor:
         """Return model_CML: what arrived, with the numbers at home of the client's own offer.
 
         own_CM is which of its offers, -1: none; then the numbers at home are 0.
         """
-        model_CML = mean_CMT.new_zeros(*mean_CMT.shape[:2], len(self.travels_L))
-        if self.offer_CKL is not None:
-            row_C1 = torch.arange(len(own_CM))[:, None]
-            own_CML = self.offer_CKL[row_C1, own_CM.clamp(min=0)]
-            model_CML = torch.where((own_CM >= 0)[:, :, None].to(own_CML.device), own_CML, 0.0)
+        row_C1 = torch.arange(len(own_CM))[:, None]
+        own_CML = self.offer_CKL[row_C1, own_CM.clamp(min=0)]
+        model_CML = torch.where((own_CM >= 0)[:, :, None].to(own_CML.device), own_CML, 0.0)
         model_CML[:, :, self.travels_L] = mean_CMT
         return model_CML

@@ -28,9 +28,9 @@ SCALING = "integers 0..255: x / 127.5 - 1; other numbers: none"
 def check_target(to: Path) -> None:
     """Refuse a file that cannot be written before anything is read."""
     if to.suffix not in SUFFIXES:
-        raise ConfigError(f"--to {to}: expected a name that ends in {' or '.join(SUFFIXES)}.")
+        raise ConfigError(f"'{to}': expected a name that ends in {' or '.join(SUFFIXES)}.")
     if not to.parent.is_dir():
-        raise ConfigError(f"--to {to}: there is no folder '{to.parent}'. Create it first.")
+        raise ConfigError(f"'{to}': there is no folder '{to.parent}'. Create it first.")
 
 
 def save_model(

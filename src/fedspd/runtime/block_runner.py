@@ -166,7 +166,6 @@ class BlockRunner:
             part=self._shared_part,
         )
         cut, home = self._cut(wanted)
-        home = None if home is None else dataclasses.replace(home, offer_CKL=None)
         return dataclasses.replace(cut, is_model=False), home  # it may carry more than parameters
 
     def _cut(self, exchange: Exchange) -> tuple[Exchange, Home | None]:

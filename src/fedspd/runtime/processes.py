@@ -93,6 +93,9 @@ class Child:
         """End the process, in the middle of its work if need be."""
         self._process.terminate()
         self._process.join(JOIN_SECONDS)
+        if self._process.is_alive():  # suspended, or on a machine too busy to let it take a signal
+            self._process.kill()
+            self._process.join()
         self.connection.close()
 
     def _unexpected_end(self) -> WorkerError:

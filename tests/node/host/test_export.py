@@ -147,7 +147,7 @@ def test_command_refuses_a_journal_of_another_format(
 
 def test_export_refuses_a_wrong_target_and_a_missing_journal(tmp_path: Path) -> None:
     bundle = create_bundle(tmp_path / "plant")
-    with pytest.raises(ConfigError, match=r"--to model.pt: expected a name that ends in .onnx or"):
+    with pytest.raises(ConfigError, match=r"^'model.pt': expected a name that ends in .onnx or"):
         export.export(bundle, Path("model.pt"))
     with pytest.raises(ConfigError, match="there is no folder"):
         export.export(bundle, tmp_path / "none" / "model.onnx")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -46,13 +46,6 @@ CALL_SECONDS = 5.0  # timeout of a call of a few bytes
 BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)  # before a failed call is repeated
 GRACE_SECONDS = 2.0  # for the exchange in progress of a node that leaves
 MIN_TIMER_SECONDS = 0.001  # a timer may fire a little early
-
-
-class Received(NamedTuple):
-    """A neighbour's answer and the seconds that it took."""
-
-    answer: Answer
-    seconds: float
 
 
 class ExchangeProtocol:
@@ -264,7 +257,7 @@ class ExchangeProtocol:
             elif name in received and is_over(name):
                 self.detector.record_response(name, over_after[name])
             task.cancel()
-        return {name: result.answer for name, result in received.items()}
+        return received
 
     async def fetch_shared(self, name: str, blank: Exchange) -> Offer | None:
         """Return the models that a neighbour gives to a newcomer; None unless it gives all."""
@@ -310,9 +303,8 @@ class ExchangeProtocol:
 
     async def _receive(
         self, name: str, exchange_id: ExchangeId, exchange: Exchange
-    ) -> Received | None:
+    ) -> Answer | None:
         """Return a neighbour's answer, or None if it cannot be used; the exchange cancels it."""
-        started = self.clock()
         announcement = await self.inbox.wait(name, exchange_id)
         offered, expected = len(announcement.clusters), exchange.cluster_CK.shape[1]
         if offered != expected:
@@ -331,8 +323,7 @@ class ExchangeProtocol:
         ):
             return None
         client = self.detector.neighbours[name].client
-        announcement = self._limit_weights(announcement)
-        return Received(Answer(client, announcement, offer), self.clock() - started)
+        return Answer(client, self._limit_weights(announcement), offer)
 
     def _refuses(self, name: str, own_KP: Tensor, offer: Offer, has_parameters: bool) -> bool:
         """Return whether a neighbour's vectors are far beyond one's own, and say so."""
