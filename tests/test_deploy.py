@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspd.cli.main import execute
+from fedspd.cli.main import STOPPED, execute
 from fedspd.config import validate
 from fedspd.core.scores import OTHER_SCORES, RMSE
 from fedspd.node.identity.manifest import check_address, check_name
@@ -67,12 +67,13 @@ def test_deploy_page_config_and_addresses_fit_each_other():
     assert [check_name(name) for name in addresses] == list(addresses)
 
 
-def test_systemd_unit_restarts_after_a_failure_and_not_after_a_refusal():
+def test_systemd_unit_restarts_after_a_failure_and_not_after_a_refusal_or_a_stop():
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(UNIT)
     service = parser["Service"]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert service["SuccessExitStatus"] == str(STOPPED)
     assert service["StateDirectory"] == "fedspd/%i"
     assert "--state /var/lib/fedspd/%i " in service["ExecStart"]
 
