@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspd.cli.main import execute
+from fedspd.cli.main import STOPPED, execute
 from fedspd.config import validate
 from fedspd.core.scores import OTHER_SCORES, RMSE
 from fedspd.node.identity.manifest import check_address, check_name
@@ -67,12 +67,13 @@ def test_deploy_page_config_and_addresses_fit_each_other():
     assert [check_name(name) for name in addresses] == list(addresses)
 
 
-def test_systemd_unit_restarts_after_a_failure_and_not_after_a_refusal():
+def test_systemd_unit_restarts_after_a_failure_and_not_after_a_refusal_or_a_stop():
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(UNIT)
     service = parser["Service"]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert service["SuccessExitStatus"] == str(STOPPED)
     assert service["StateDirectory"] == "fedspd/%i"
     assert "--state /var/lib/fedspd/%i " in service["ExecStart"]
 
@@ -91,10 +92,10 @@ def literals(*folders: str) -> str:
     return re.sub(r"[\"']\n +f?[\"']", "", source)
 
 
-def test_deploy_page_quotes_events_that_nodes_log():
-    source, events = literals("node"), first_column("event")
-    assert len(events) == 26
-    assert [event for event in events if re.split("[:,] ", event)[0] not in source] == []
+def test_deploy_page_explains_every_event_that_nodes_log():
+    logged = r"\.(?:info|warning|error|exception)\(\s*[\"']([^:,\"']+)"
+    events = set(re.findall(logged, literals("node") + read("src/fedspd/cli/node.py")))
+    assert {re.split("[:,]", event)[0] for event in first_column("event")} == events
 
 
 def test_deploy_page_quotes_errors_that_nodes_report():

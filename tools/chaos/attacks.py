@@ -34,6 +34,9 @@ from fedspd.testing.peers import open_peers, run_together
 
 Json = dict[str, Any]
 NODES, ROUNDS, SEEDS = 8, 15, 3
+CLASSES, HIDDEN = 10, 16
+DIRECTION = CLASSES * HIDDEN  # numbers of one; populations.py has the shapes
+MOMENTS = DIRECTION + CLASSES + HIDDEN + 1  # from which the mean feature follows
 INSIDERS = ("n3", "n6")  # a lie of one insider is that of the first
 TEST_EXAMPLES = 44  # of each node: as many as the digits have
 DOCS = Path(__file__).parents[2] / "docs"
@@ -148,10 +151,11 @@ class SearchLie(Lie):
     """Multiplies the numbers of FedSPD-Split's search for populations; its models are honest."""
 
     factor: float
+    size: int | None = None  # of the vectors it lies about; None: of any
 
     def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
-        """Return false directions, coordinates, corners and S."""
-        if network.has_parameters(request):
+        """Return false moments, directions, coordinates, corners and S, or one kind of these."""
+        if network.has_parameters(request) or self.size not in (None, request.size):
             return truth
         return Offer(truth.clusters, self.factor * truth.model_KP)
 
@@ -180,7 +184,7 @@ def play(case: "Case", degree: str, rule: LinkRule, seed: int, is_honest: bool) 
             "mixture": "permutation",
             "shares": "pure",
         },
-        "model": {"name": "mlp", "hidden": 16},
+        "model": {"name": "mlp", "hidden": HIDDEN},
         "training": {"lr": 0.1, "epochs": 3, "batch": 20},
         **case.settings,
     }
@@ -238,6 +242,8 @@ CASES = [
     ),
     Case("Split: sign flip", "fedspd-split", FLIP),
     Case("Split: IPM", "fedspd-split", IPM),
+    Case("Split: mean feature", "fedspd-split", SearchLie(-5.0, MOMENTS), ROBUST_OR_NOT),
+    Case("Split: directions", "fedspd-split", SearchLie(-5.0, DIRECTION), ROBUST_OR_NOT),
     Case("Split: directions and coordinates", "fedspd-split", SearchLie(-5.0)),
     Case("Split: corners and S", "fedspd-split", SearchLie(1e6)),
     Case("Split: labelling", "fedspd-split", Announces(claim_labelling)),

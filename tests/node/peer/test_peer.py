@@ -91,7 +91,7 @@ def test_peers_continue_without_a_silent_neighbour(
     assert [event["missing"] for event in plant.events(0)[:-1]] == [["n4"]] * 4
     assert [event["missing"] for event in plant.events(1)[:-1]] == [[]] * 4
     assert all(plant.has_finished(i) for i in range(4))
-    assert caplog.text.count("neighbours missing: round=1 missing=n4") == 2  # n0 and n3
+    assert caplog.text.count("neighbour missing: node=n4 round=1 error=") == 2  # n0 and n3
 
 
 def test_killed_peer_continues_from_its_journal_and_returns_within_two_rounds(

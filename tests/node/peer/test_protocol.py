@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fedspd.core.errors import RejectedError, UnreachableError
+from fedspd.core.errors import RefusedError, RejectedError, UnreachableError
 from fedspd.core.exchange import Exchange
 from fedspd.node.identity.manifest import Manifest, Member
 from fedspd.node.peer import liveness
@@ -363,6 +363,33 @@ def test_log_names_a_neighbour_that_goes_up_and_down_once(
         "neighbour up: node=b round=1",
         'neighbour down: node=b round=1 error="b does not answer heartbeats."',
     ]
+
+
+class FlappingNeighbour(OneNeighbour):
+    """A neighbour that refuses every other connection."""
+
+    async def hello(self, neighbour: str, hello: Hello, timeout_seconds: float) -> Hello:
+        self.answers_heartbeats = not self.answers_heartbeats
+        if not self.answers_heartbeats:
+            raise RefusedError("connection refused.")
+        return await super().hello(neighbour, hello, timeout_seconds)
+
+
+def test_log_has_few_lines_for_a_neighbour_that_goes_up_and_down_all_the_time(
+    loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        protocol = build_protocol(FlappingNeighbour())
+        await protocol.start()
+        for _ in range(300):
+            protocol.handle_hello("b", Hello("agreed", 1, "host:2"))
+            await asyncio.sleep(1)
+        await protocol.stop()
+
+    caplog.set_level("INFO", "fedspd.node")
+    loop.run_until_complete(run())
+    for event in ("neighbour up: ", "neighbour down: "):
+        assert 10 < caplog.text.count(event) <= 300 / LOG_INTERVAL_SECONDS
 
 
 async def pass_time(protocol: ExchangeProtocol, seconds: float) -> None:

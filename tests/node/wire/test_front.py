@@ -8,9 +8,10 @@ from contextlib import suppress
 import grpc
 import pytest
 
+from chaos import callers
+from chaos.callers import SETTINGS, frame, send_endless_headers
 from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.node.host.provisioning import revoke
-from fedspd.node.identity.certificates import host_name
 from fedspd.node.wire import front as fronts
 from fedspd.node.wire.codec import WireLimits, encode
 from fedspd.node.wire.frames import PREFACE, FrameGuard, TokenBucket
@@ -18,38 +19,16 @@ from fedspd.node.wire.front import host_of, literal
 from fedspd.node.wire.grpc_transport import SERVICE
 
 TIMEOUT = 20.0
-SETTINGS = bytes.fromhex("000000040000000000")
 
 
 def run(work):
     return asyncio.run(asyncio.wait_for(work, 100))
 
 
-def frame(kind, flags, payload=b"", stream=1):
-    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
-
-
 def open_tls(world, name, to="a", alpn=("h2",)):
     """Open a bare TLS connection with a node's certificate."""
-    bundle = world.folder / "nodes" / name
-    context = ssl.create_default_context(cafile=world.folder / "ca.crt")
-    context.load_cert_chain(bundle / "node.crt", bundle / "node.key")
-    if alpn:
-        context.set_alpn_protocols(list(alpn))
-    host, port = world.manifest.member(to).address.split(":")
-    raw = socket.create_connection((host, int(port)), timeout=TIMEOUT)
-    return context.wrap_socket(raw, server_hostname=host_name(world.manifest.network, to))
-
-
-def send_endless(connection, first, then, limit_bytes):
-    """Send frames until the node closes the connection; return the bytes that went out."""
-    sent = 0
-    with connection, suppress(OSError):
-        connection.sendall(PREFACE + SETTINGS + first)
-        while sent < limit_bytes:
-            connection.sendall(then)
-            sent += len(then)
-    return sent
+    manifest, bundle = world.manifest, world.folder / "nodes" / name
+    return callers.open_tls(bundle, manifest.network, to, manifest.member(to).address, alpn)
 
 
 def read_to_the_end(connection):
@@ -67,12 +46,11 @@ def read_to_the_end(connection):
 
 def test_node_cuts_off_headers_that_never_end(secure):
     """gRPC itself reads on: 200 MB of them took six seconds of processor time."""
-    first, then = frame(1, 0, b"\0" * 100), frame(9, 0, b"\0" * 16_000)
 
     async def work():
         async with secure.running("a", "d") as (a, d):
             bare = await asyncio.to_thread(open_tls, secure, "b")
-            sent = await asyncio.to_thread(send_endless, bare, first, then, 50_000_000)
+            sent = await asyncio.to_thread(send_endless_headers, bare, 50_000_000)
             assert sent < 10_000_000  # the buffers of both sockets
             assert a.rejected == {"frames": 1}
             await d.hello("a", secure.hello(), TIMEOUT)
@@ -82,13 +60,12 @@ def test_node_cuts_off_headers_that_never_end(secure):
 
 def test_revoked_node_is_not_read_at_all(secure):
     """It fails at the handshake, so gRPC never sees its headers."""
-    then = frame(9, 0, b"\0" * 16_000)
 
     async def work():
         async with secure.running("a", "d") as (a, d):
             revoke(secure.folder, "b")
             bare = await asyncio.to_thread(open_tls, secure, "b")
-            await asyncio.to_thread(send_endless, bare, frame(1, 0), then, 50_000_000)
+            await asyncio.to_thread(send_endless_headers, bare, 50_000_000)
             assert a.rejected == {"revoked": 1}
             assert a._front._callers == {}
             await d.hello("a", secure.hello(), TIMEOUT)
@@ -263,6 +240,25 @@ def test_strangers_at_the_address_of_a_neighbour_do_not_keep_it_out(secure, monk
             assert a.rejected == {"handshake": 100}
 
     run(work())
+
+
+def test_caller_that_ends_its_connection_early_fills_no_log(secure, capfd, caplog):
+    """gRPC still answers its calls; asyncio has a line for each write."""
+
+    async def work():
+        async with secure.running("a") as (a,):
+            bare = await asyncio.to_thread(open_tls, secure, "b")
+            await asyncio.to_thread(bare.sendall, PREFACE + SETTINGS)
+            while not a._front._callers:
+                await asyncio.sleep(0.01)
+            (connection,) = a._front._callers.values()
+            connection.abort()
+            for _ in range(100):
+                connection.answer(b"late")
+            bare.close()
+
+    run(work())
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
 def test_caller_without_http_2_is_refused(secure):

@@ -6,6 +6,7 @@ The node must go on serving its honest neighbours.
 import asyncio
 import os
 import socket
+import ssl
 import time
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
@@ -349,6 +350,34 @@ def test_strangers_are_counted_and_share_a_line_of_the_log(secure, capfd, caplog
     assert capfd.readouterr().err == ""
     assert caplog.text.count('connection refused: address=127.0.0.1 reason="handshake"') == 1
     assert "TLS: http request." in caplog.text
+
+
+@pytest.mark.filterwarnings("error")
+def test_host_name_that_is_not_ascii_fails_in_silence(secure, capfd):
+    """Python cannot decode it, and prints that for each handshake."""
+    host, port = secure.manifest.member("a").address.split(":")
+    name = "a-name-of-sixteen"
+
+    def call():
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.create_default_context()
+        tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
+        with suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+        greeting = outgoing.read().replace(name.encode(), b"\xff" * len(name))
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT) as stranger:
+            stranger.sendall(greeting)
+            while stranger.recv(4096):
+                pass
+
+    async def work():
+        async with secure.running("a") as (a,):
+            for _ in range(3):
+                await asyncio.to_thread(call)
+            assert a.rejected == {"handshake": 3}
+
+    run(work())
+    assert capfd.readouterr().err == ""
 
 
 def test_node_rejects_a_plaintext_client(secure):

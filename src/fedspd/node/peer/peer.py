@@ -84,11 +84,17 @@ class Peer:
             lambda: self.is_leaving or self._has_all_neighbours(),
             self.timeouts.start if is_start else self.timeouts.min_deadline,
         )
-        missing = [n for n in self.detector.neighbours if not self.detector.is_alive(n)]
-        if missing and done < self.context.rounds and not self.is_leaving:
-            log.warning("neighbours missing: round=%d missing=%s", done + 1, ",".join(missing))
+        if done < self.context.rounds and not self.is_leaving:
+            self._log_missing(done + 1)
         if self.runner.state is None and not self.is_leaving:
             await self._join()
+
+    def _log_missing(self, round: int) -> None:
+        """Log the neighbours that a round begins without, and why."""
+        for name in self.detector.neighbours:
+            if not self.detector.is_alive(name):
+                error = self.protocol.last_errors.get(name, "it has not called this node.")
+                log.warning('neighbour missing: node=%s round=%d error="%s"', name, round, error)
 
     def _has_all_neighbours(self) -> bool:
         """Return whether every neighbour is alive, muted, or behind a link that works one way."""

@@ -7,7 +7,6 @@ have answered, or at the deadline.
 
 import asyncio
 import logging
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -22,18 +21,17 @@ from fedspd.core.errors import (
     RefusedError,
     RejectedError,
     TransportError,
-    UnreachableError,
 )
 from fedspd.core.exchange import Exchange
 from fedspd.node.peer.answers import Answer, build_announcement, clusters_to_fetch, select_models
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.liveness import MAX_TICK_SECONDS, ActiveClock, FailureDetector, Timeouts
+from fedspd.node.peer.neighbour_log import NeighbourLog
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.peer.sanity import MAX_EXAMPLES_RATIO, find_excess
 from fedspd.node.wire.frames import TokenBucket
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request, Transport
-from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS
 from fedspd.runtime.block_runner import BlockRunner
 
 log = logging.getLogger("fedspd.node")
@@ -67,9 +65,7 @@ class ExchangeProtocol:
         self.refused: Counter[str] = Counter()  # models out of bounds, by neighbour
         self.current = ExchangeId(0, 0)
         self.last_errors: dict[str, str] = {}  # of neighbours whose last call failed
-        self._logged_errors: dict[str, str] = {}
-        self._logged_at: dict[tuple[str, str], float] = {}  # by neighbour and event
-        self._logged_up: set[str] = set()  # neighbours that are up, by the log
+        self._log = NeighbourLog(self.clock)
         self._give_up_at = float("inf")  # time at which a leaving node ends its exchange
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -131,9 +127,7 @@ class ExchangeProtocol:
     def handle_hello(self, sender: str, hello: Hello) -> Hello:
         """Answer a heartbeat."""
         self._add_unknown(sender)
-        known = self.detector.neighbours[sender].round
-        if hello.round < known and self._may_log(sender, "back"):
-            log.info("neighbour went back: node=%s from=%d to=%d", sender, known, hello.round)
+        self._log.log_round(sender, self.detector.neighbours[sender].round, hello.round)
         self._record_message(sender, hello.round)
         return self._build_hello()
 
@@ -378,7 +372,9 @@ class ExchangeProtocol:
     async def _send_heartbeats(self) -> None:
         while True:
             for name in self.detector.neighbours:
-                self._log_liveness(name)
+                round = self.detector.neighbours[name].round
+                is_up, error = self.detector.is_alive(name), self.last_errors.get(name)
+                self._log.log_liveness(name, is_up, round, error)
                 if self.detector.is_heartbeat_due(name):
                     self._spawn(self._send_heartbeat(name))
             await asyncio.sleep(self.timeouts.heartbeat_interval)
@@ -389,17 +385,6 @@ class ExchangeProtocol:
             self._record_success(name, answer.round)
         except TransportError as error:
             self._record_error(name, error)
-
-    def _log_liveness(self, name: str) -> None:
-        """Log a neighbour that went up or down since the last heartbeat."""
-        is_up, round = self.detector.is_alive(name), self.detector.neighbours[name].round
-        if is_up and name not in self._logged_up:
-            self._logged_up.add(name)
-            log.info("neighbour up: node=%s round=%d", name, round)
-        elif not is_up and name in self._logged_up:
-            self._logged_up.discard(name)
-            error = self.last_errors.get(name, "it is silent.")
-            log.warning('neighbour down: node=%s round=%d error="%s"', name, round, error)
 
     async def _keep_clock(self) -> None:
         """Read the clock often enough that it misses no time while the node trains or waits."""
@@ -413,25 +398,12 @@ class ExchangeProtocol:
         self._notify()
 
     def _record_error(self, name: str, error: TransportError) -> None:
-        """Keep an error for the status, and log it once unless the neighbour is just down."""
-        kind = re.sub(r"\d+", "", str(error))  # a node that catches up is told many rounds
-        is_known = self._logged_errors.get(name) == kind
-        is_down = isinstance(error, UnreachableError)
-        if not is_known and not is_down and self._may_log(name, "error"):
-            self._logged_errors[name] = kind
-            log.warning('call failed: node=%s error="%s"', name, error)
+        """Keep an error for the status and the log, and mark a refused connection as down."""
+        self._log.log_error(name, error)
         self.last_errors[name] = str(error)
         if isinstance(error, RefusedError):
             self.detector.record_refused(name)
             self._notify()
-
-    def _may_log(self, name: str, event: str) -> bool:
-        """Return whether a neighbour's event may be logged: it can cause any number of them."""
-        now, last = self.clock(), self._logged_at.get((name, event))
-        if last is not None and now - last < LOG_INTERVAL_SECONDS:
-            return False
-        self._logged_at[name, event] = now
-        return True
 
     def _spawn(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
         """Start a task whose end is a change that `wait_until` looks at."""

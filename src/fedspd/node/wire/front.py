@@ -19,6 +19,7 @@ import os
 import secrets
 import socket
 import ssl
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
@@ -137,6 +138,7 @@ class Front:
 
     def start(self) -> None:
         """Begin to accept connections; gRPC listens already."""
+        _silence_names()
         for listener in self._listeners:
             self._spawn(self._accept(listener))
         self._spawn(self._check_connections())
@@ -373,6 +375,17 @@ def build_context(bundle: Path) -> ssl.SSLContext:
     context.set_alpn_protocols(["h2"])
     context.num_tickets = 0  # every connection proves its certificate again
     return context
+
+
+def _silence_names() -> None:
+    """Keep Python from printing a caller's host name that is not ASCII: the handshake fails."""
+    report = sys.unraisablehook
+
+    def report_others(found: Any) -> None:
+        if not (found.exc_type is UnicodeDecodeError and isinstance(found.object, bytes)):
+            report(found)
+
+    sys.unraisablehook = report_others
 
 
 def max_descriptors() -> int:

@@ -46,6 +46,8 @@ from fedspd.node.wire.sockets import SocketFolder
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
 # Otherwise gRPC logs every failed handshake itself, and strangers could fill the disk.
 os.environ["GRPC_VERBOSITY"] = "NONE"
+# asyncio warns of each write to a connection that a caller has ended: one could fill a disk, too.
+logging.getLogger("asyncio").setLevel(logging.ERROR)
 try:
     import grpc
 except ImportError:
