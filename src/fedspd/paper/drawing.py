@@ -11,8 +11,8 @@ from fedspd.paper.definition import (
     FigureSpec,
     PaperExperiment,
     ReadingName,
+    RowSetting,
     ScaleName,
-    Setting,
 )
 from fedspd.paper.measures import MEASURES
 from fedspd.paper.records import Records
@@ -44,7 +44,7 @@ def draw_figures(
 
 def _cells(
     experiment: PaperExperiment,
-    row: Setting,
+    row: RowSetting,
     scale: ScaleName,
     reading: ReadingName,
     records: Records,

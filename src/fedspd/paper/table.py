@@ -10,6 +10,7 @@ from fedspd.paper.definition import (
     Cell,
     PaperExperiment,
     ReadingName,
+    RowSetting,
     ScaleName,
     Setting,
 )
@@ -37,7 +38,7 @@ SHRUNK = {  # keys that a scale changes, in words
 class TableCell:
     """One value of the table."""
 
-    row: Setting
+    row: RowSetting
     column: Setting
     measure: Measure
     seeds: int  # that have run
@@ -49,8 +50,8 @@ class TableCell:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        if self.paper is None or self.ours.mean is None:
+        """Ours minus the paper's; none where the paper's is of other data."""
+        if self.paper is None or self.ours.mean is None or self.row.stands_in_for is not None:
             return None
         return self.ours.mean - self.paper
 
@@ -126,7 +127,7 @@ def make_table(
 
 def _shown_rows(
     experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
-) -> list[Setting]:
+) -> list[RowSetting]:
     """Return all rows but those that stand in for a row that has run, or have not run."""
     has_run = {}
     for row in experiment.definition.rows:
@@ -218,7 +219,7 @@ def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -
 
 
 def _scale_notes(
-    experiment: PaperExperiment, scale: ScaleName, rows: Sequence[Setting]
+    experiment: PaperExperiment, scale: ScaleName, rows: Sequence[RowSetting]
 ) -> list[str]:
     """Say once for each row what the scale changes."""
     changes: dict[str, list[str]] = {}
@@ -243,7 +244,7 @@ def describe_changes(own: ExperimentConfig, full: ExperimentConfig) -> str:
 
 
 def _reading_notes(
-    experiment: PaperExperiment, scale: ScaleName, records: Records, rows: Sequence[Setting]
+    experiment: PaperExperiment, scale: ScaleName, records: Records, rows: Sequence[RowSetting]
 ) -> list[str]:
     """Give the values of FedSPD by both readings, and say which one is closer to the paper."""
     if experiment.definition.relative:
