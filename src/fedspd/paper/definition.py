@@ -93,13 +93,22 @@ class Definition(Options):
 
 @dataclass(frozen=True)
 class Cell:
-    """One config of an experiment, to be run with all seeds, and the paper's value of it."""
+    """One config of an experiment, to be run with all seeds, and the paper's value of it.
+
+    other_data   whose value the paper's is, if it is not of the same data
+    """
 
     row: RowSetting
     column: Setting
     measure: str
     configs: list[ExperimentConfig]  # by seed
     paper: float | None
+    other_data: str | None
+
+    @property
+    def data(self) -> str:
+        """What the cell's runs are of, beside `other_data`."""
+        return self.row.name if self.row.stands_in_for else str(self.configs[0].data.name)
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,11 @@ class PaperExperiment:
         values = self.definition.values.get(row.stands_in_for or row.name)
         paper = values[self.definition.columns.index(column)] if values else None
         measure = row.measure or self.definition.measure
-        return Cell(row, column, measure, configs, paper)
+        other_data = row.stands_in_for
+        if other_data is None and not self.definition.relative:
+            full = self.tree(row, column, "paper", reading).get("data", {}).get("name")
+            other_data = full if full != tree.get("data", {}).get("name") else None
+        return Cell(row, column, measure, configs, paper, other_data)
 
     def cells(self, scale: ScaleName, reading: ReadingName = "text") -> list[Cell]:
         """Return all cells, row by row."""

@@ -91,7 +91,7 @@ def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
             if score.mean is not None:
                 point = (number_of(name), score.mean / 100, (score.half or 0.0) / 100)
                 lines.setdefault(row, []).append(point)
-            if cell.paper is not None and cell.row.stands_in_for is None:
+            if cell.paper is not None and cell.other_data is None:
                 quoted.setdefault(row, []).append((number_of(name), cell.paper / 100, 0.0))
     several = [row for row in lines if len(lines[row]) > 1]  # one point is no line
     shown = {row: _with_paper({row: lines[row]}, quoted) for row in several or lines}

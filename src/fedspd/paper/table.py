@@ -38,20 +38,21 @@ SHRUNK = {  # keys that a scale changes, in words
 class TableCell:
     """One value of the table."""
 
-    row: RowSetting
+    row: Setting
     column: Setting
     measure: Measure
     seeds: int  # that have run
     planned: int
     paper: float | None
+    has_same_data: bool  # as the paper's
     ours: Interval
     digits: int
     verdict: str
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's; none where the paper's is of other data."""
-        if self.paper is None or self.ours.mean is None or self.row.stands_in_for is not None:
+        """Ours minus the paper's, if they are of the same data."""
+        if self.paper is None or self.ours.mean is None or not self.has_same_data:
             return None
         return self.ours.mean - self.paper
 
@@ -172,6 +173,7 @@ def _table_cell(
         len(scores),
         len(cell.configs),
         cell.paper,
+        cell.other_data is None,
         ours,
         digits,
         words,
@@ -183,8 +185,8 @@ def _verdict(cell: Cell, ours: Interval, tolerance: float, scale: ScaleName) -> 
         return "not run"
     if cell.paper is None:
         return "no number in the paper"
-    if cell.row.stands_in_for is not None:
-        return f"not comparable: {cell.row.name} instead of {cell.row.stands_in_for}"
+    if cell.other_data is not None:
+        return f"not comparable: {cell.data} instead of {cell.other_data}"
     difference = ours.mean - cell.paper
     words = "higher" if difference > 0 else "lower"
     if abs(difference) <= max(tolerance, ours.half or 0.0):
@@ -197,11 +199,11 @@ def _gap(first: Cell, base: dict[int, float], cell: Cell, scores: dict[int, floa
     paper = None
     if cell.paper is not None and first.paper is not None:
         paper = cell.paper - first.paper
-    verdict = _direction(paper, ours, cell.row.stands_in_for)
+    verdict = _direction(paper, ours, cell.other_data)
     return Gap(cell.row, cell.column, paper, ours, verdict)
 
 
-def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -> str:
+def _direction(paper: float | None, ours: Interval, other_data: str | None) -> str:
     if ours.mean is None:
         return "not run"
     if paper is None:
@@ -210,8 +212,8 @@ def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -
         return "undecided"
     is_same = (paper > 0) == (ours.mean > 0)
     words = "same side" if is_same else "opposite side"
-    if stands_in_for:
-        words += f" {'as' if is_same else 'from'} {stands_in_for} in the paper"
+    if other_data:
+        words += f" {'as' if is_same else 'from'} {other_data} in the paper"
     return words if ours.half is not None else f"{words}, one seed"
 
 
@@ -258,7 +260,7 @@ def _reading_notes(
             if text.configs == code.configs or found[0] is None or found[1] is None:
                 continue
             values.append(f"{row.name}, {column.name}: {found[1]:.1f} instead of {found[0]:.1f}")
-            if text.paper is not None and row.stands_in_for is None:
+            if text.paper is not None and text.other_data is None:
                 misses.append((abs(found[0] - text.paper), abs(found[1] - text.paper)))
     notes = [f"By the reading 'code' instead of 'text': {'; '.join(values)}."] if values else []
     return [*notes, _closer_reading(misses)] if misses else notes
