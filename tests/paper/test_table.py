@@ -223,6 +223,18 @@ def test_run_without_the_curve_of_a_figure_is_named_and_not_drawn(tmp_path):
     assert draw_figures(experiment, "small", "text", records) == {}
 
 
+def test_row_that_stands_in_is_drawn_only_without_the_other(tmp_path):
+    figure = '[[figures]]\nname = "f"\nkind = "boxes"\ncaption = "F"\n'
+    experiment = parse_experiment("t", f"{TOML}{figure}")
+    for rows in (["B"], ["A", "B"]):
+        scores = {(row, "FedSPD"): [0.9] for row in rows}
+        records = records_of(experiment, scores, tmp_path)
+        for record in records.by_key.values():
+            record["clients"] = [0.8, 1.0]
+        panels = draw_figures(experiment, "paper", "text", records)["f"].axes
+        assert [axes.get_title() for axes in panels] == rows[:1]
+
+
 @pytest.mark.parametrize("name", experiment_names())
 def test_experiments_say_what_the_paper_says(name):
     experiment = load_experiment(name)

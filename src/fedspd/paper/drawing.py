@@ -16,7 +16,7 @@ from fedspd.paper.definition import (
 )
 from fedspd.paper.measures import MEASURES
 from fedspd.paper.records import Records
-from fedspd.paper.table import scores_of
+from fedspd.paper.table import scores_of, shown_rows
 from fedspd.reporting import panels
 from fedspd.reporting.figures import Curve, Line
 from fedspd.reporting.statistics import confidence_interval
@@ -31,7 +31,8 @@ def draw_figures(
 ) -> dict[str, Figure]:
     """Return the figures for which there are records, by file name."""
     own = experiment.definition
-    grid = {r.name: _cells(experiment, r, scale, reading, records) for r in own.rows}
+    rows = shown_rows(experiment, scale, reading, records)
+    grid = {row.name: _cells(experiment, row, scale, reading, records) for row in rows}
     grid = {row: cells for row, cells in grid.items() if cells}
     draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure | None]] = {
         "curves": _draw_curves,

@@ -103,7 +103,7 @@ def make_table(
 ) -> PaperTable:
     """Return the table from the records alone; what has not run is marked so."""
     missing = missing or {}
-    rows = _shown_rows(experiment, scale, reading, records)
+    rows = shown_rows(experiment, scale, reading, records)
     columns = experiment.definition.columns
     table, gaps = [], []
     for row in rows:
@@ -126,7 +126,7 @@ def make_table(
     return PaperTable(experiment, scale, reading, table, gaps, list(dict.fromkeys(notes)))
 
 
-def _shown_rows(
+def shown_rows(
     experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
 ) -> list[RowSetting]:
     """Return all rows but those that stand in for a row that has run, or have not run."""
