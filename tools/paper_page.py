@@ -3,12 +3,15 @@
 python tools/paper_page.py
 """
 
+import re
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedspd.config import ExperimentConfig
 from fedspd.paper import pages, theory_report
 from fedspd.paper.definition import (
     PaperExperiment,
@@ -17,8 +20,9 @@ from fedspd.paper.definition import (
     load_experiment,
 )
 from fedspd.paper.drawing import draw_figures
-from fedspd.paper.records import Records
+from fedspd.paper.records import Records, key_of, settings_of
 from fedspd.paper.table import PaperTable, make_table
+from fedspd.storage.atomic import Json
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments" / "paper"
@@ -27,6 +31,24 @@ SCALES: tuple[ScaleName, ...] = ("small", "paper")
 WIDTH = 100  # columns of prose
 DOTS_PER_INCH = 90  # keeps a figure below 100 kB
 FINDINGS = FOLDER / "findings.md"
+MARKS = (
+    "A value that has not run is marked so. `fedspd paper show EXPERIMENT` lists what the paper "
+    "leaves open and what we chose."
+)
+NO_PROSE = ("|", "#", "![")  # lines that stay as they are
+ITEM = re.compile(r" *- ")
+CONTINUE = (
+    "`fedspd paper all --scale small --out experiments/paper` continues from here and repeats "
+    "nothing; `make docs` then writes this page again. The last column counts our values that "
+    "agree with the paper's, are higher, or lower. Those of MNIST and Fashion-MNIST, which stand "
+    "in for EMNIST, are not comparable."
+)
+COMPARED = {  # verdicts about a number of the paper, as they begin, and how several are called
+    "agrees": "agree",
+    "higher": "higher",
+    "lower": "lower",
+    "not comparable": "not comparable",
+}
 
 
 def page(records: Records) -> str:
@@ -36,23 +58,45 @@ def page(records: Records) -> str:
         "# The paper, repeated",
         FINDINGS.read_text().strip(),
         "## What has run",
+        _about_runs(experiments, records),
         _overview(experiments, records),
         "## Tables and figures",
-        f"{pages.LEGEND} A value that has not run is marked so.",
+        f"{pages.LEGEND} {MARKS}",
         *(part for experiment in experiments for part in _section(experiment, records)),
         "## Theory",
         *_theory(records.out),
     ]
-    return "\n".join(map(_wrap, "\n\n".join(parts).split("\n"))) + "\n"
+    return reflow("\n\n".join(parts)) + "\n"
 
 
-def _wrap(line: str) -> str:
-    """Break a line of prose that is too long; tables, headings and images stay as they are."""
-    if line.startswith(("|", "#", "![")):
-        return line
-    indent = "  " if line.startswith("- ") else ""
+def reflow(text: str) -> str:
+    """Fill the paragraphs and list items of a Markdown text; leave tables, heads and images."""
+    blocks: list[list[str]] = []  # each the lines of a paragraph, an item, or one other line
+    for line in text.split("\n"):
+        is_continued = bool(blocks) and _is_prose(blocks[-1][0])
+        if is_continued and _is_prose(line) and not ITEM.match(line):
+            blocks[-1].append(line.strip())
+        else:
+            blocks.append([line])
+    return "\n".join(_fill(block) for block in blocks)
+
+
+def _is_prose(line: str) -> bool:
+    return bool(line) and not line.lstrip().startswith(NO_PROSE)
+
+
+def _fill(lines: list[str]) -> str:
+    first = lines[0]
+    if not _is_prose(first):
+        return first
+    item = ITEM.match(first)
+    indent = " " * len(item[0]) if item else ""
     return textwrap.fill(
-        line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        " ".join(lines),
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -67,29 +111,69 @@ def _tables(experiment: PaperExperiment, records: Records) -> Iterator[PaperTabl
             yield table
 
 
-def _overview(experiments: list[PaperExperiment], records: Records) -> str:
-    lines = ["| experiment | in the paper | scale small | scale paper |", "|---|---|--:|--:|"]
+def _about_runs(experiments: Sequence[PaperExperiment], records: Records) -> str:
+    """Say how many runs have a record, of which days, and how to make the others."""
+    sentences = []
+    for scale in SCALES:
+        wanted = {
+            key_of(settings_of(config)): records.of(config)
+            for experiment in experiments
+            for config in _planned(experiment, scale, records)
+        }
+        found = [record for record in wanted.values() if record is not None]
+        count = f"{len(found)} of {len(wanted)} runs have a record"
+        sentences.append(f"Scale {scale}: {count}{_days(found)}.")
+    return " ".join([*sentences, CONTINUE])
+
+
+def _days(records: Sequence[Json]) -> str:
+    """Return when the runs were made, as the end of a sentence."""
+    days = sorted({record["date"] for record in records})
+    if len(days) > 1:
+        return f", made from {days[0]} to {days[-1]}"
+    return f", made on {days[0]}" if days else ""
+
+
+def _planned(
+    experiment: PaperExperiment, scale: ScaleName, records: Records
+) -> list[ExperimentConfig]:
+    """Return the runs of all rows: of a row and those that stand in for it, what has run."""
+    cells = experiment.cells(scale)
+    run = {c.row.name for c in cells if any(records.of(config) for config in c.configs)}
+    others = {c.row.name: c.row.stands_in_for for c in cells if c.row.stands_in_for}
+    replaced = {row for name, row in others.items() if name in run and row not in run}
+    skipped = replaced | {name for name, row in others.items() if row not in replaced}
+    return [config for c in cells if c.row.name not in skipped for config in c.configs]
+
+
+def _overview(experiments: Sequence[PaperExperiment], records: Records) -> str:
+    head = ("experiment", "in the paper", *(f"runs, {scale}" for scale in SCALES), "ours, small")
+    lines = [f"| {' | '.join(head)} |", "|---|---|--:|--:|---|"]
     for experiment in experiments:
         counts = [_count(experiment, scale, records) for scale in SCALES]
-        source = experiment.definition.source
-        lines.append(
-            f"| [{experiment.name}](#{experiment.name}) | {source} | {' | '.join(counts)} |"
-        )
-    for scale in SCALES:
-        found = len(theory_report.read_series(records.out, scale))
-        planned = theory_report.scale_of(scale)
-        total = 4 * len(planned.rates) * len(planned.degrees)
-        if scale == "small":
-            first = f"{found} of {total}"
-        else:
-            lines.append(
-                f"| [theory](#theory) | Theorems 1, 3 and 4 | {first} | {found} of {total} |"
-            )
+        name, source = experiment.name, experiment.definition.source
+        cells = [f"[{name}](#{name})", source, *counts, _verdicts(experiment, records)]
+        lines.append(f"| {' | '.join(cells)} |")
+    counts = [_count_series(records.out, scale) for scale in SCALES]
+    lines.append(f"| [theory](#theory) | Theorems 1, 3 and 4 | {' | '.join(counts)} | |")
     return "\n".join(lines)
 
 
+def _verdicts(experiment: PaperExperiment, records: Records) -> str:
+    """Count the values that agree with the paper's, are higher, and so on."""
+    cells = make_table(experiment, "small", "text", records).cells
+    found = Counter(re.split("[,:]", cell.verdict)[0] for cell in cells)
+    counts = [(found[verdict], words) for verdict, words in COMPARED.items()]
+    return ", ".join(f"{count} {words}" for count, words in counts if count)
+
+
+def _count_series(out: Path, scale: ScaleName) -> str:
+    planned = theory_report.list_points(theory_report.scale_of(scale))
+    return f"{len(theory_report.read_series(out, scale))} of {len(planned)}"
+
+
 def _count(experiment: PaperExperiment, scale: ScaleName, records: Records) -> str:
-    configs = [config for cell in experiment.cells(scale) for config in cell.configs]
+    configs = _planned(experiment, scale, records)
     return f"{sum(records.of(config) is not None for config in configs)} of {len(configs)}"
 
 
@@ -99,7 +183,7 @@ def _section(experiment: PaperExperiment, records: Records) -> Iterator[str]:
     tables = list(_tables(experiment, records))
     if not tables:
         yield f"{own.source}. {own.says}"
-        yield f"Not run yet: `fedspd paper {experiment.name} --out experiments/paper`."
+        yield f"Not run yet: {_how_to_run(experiment)}."
         return
     for table in tables:
         yield f"`fedspd paper {experiment.name} --scale {table.scale} --out experiments/paper`"
@@ -108,6 +192,14 @@ def _section(experiment: PaperExperiment, records: Records) -> Iterator[str]:
     for spec in own.figures:
         if (name := f"paper-{experiment.name}-{spec.name}") in drawn:
             yield f"![{spec.caption}](images/{name}.png)"
+
+
+def _how_to_run(experiment: PaperExperiment) -> str:
+    """Return the commands that get the experiment's data and run it."""
+    configs = [config for cell in experiment.cells("small") for config in cell.configs]
+    names = dict.fromkeys(n for c in configs for n in (c.data.name, c.data.second) if n)
+    commands = [f"`fedspd data get {name}`" for name in names]
+    return ", ".join([*commands, f"`fedspd paper {experiment.name} --out experiments/paper`"])
 
 
 def _is_drawn(experiment: PaperExperiment, records: Records) -> bool:
@@ -138,8 +230,9 @@ def _theory(out: Path) -> Iterator[str]:
     shown = [s for s in series if s["rate"] in (rates[0], rates[-1])]
     yield theory_report.to_markdown(series, theory_report.table_rows(shown)).strip()
     yield "The table has the smallest and the largest of the learning rates; the record has all."
-    for name in theory_report.draw_theory(series):
-        yield f"![Theory: {name}](images/paper-theory-{name}.png)"
+    for name, figure in theory_report.draw_theory(series).items():
+        caption = " ".join(figure.get_suptitle().split())
+        yield f"![{caption}](images/paper-theory-{name}.png)"
 
 
 # ---- files

@@ -75,13 +75,16 @@ def test_comparison_progress_weighs_runs_by_their_seconds(jobs):
 
 
 def test_comparison_progress_prints_finished_runs_and_tenths(jobs, capsys):
-    """Each round is 6 % of all 16; the second one completes a tenth."""
+    """Each round is 6 % of all 16 and takes 100 s; the second one completes a tenth."""
     progress = ComparisonProgress(jobs, as_json=False)
+    seconds = [0.0]
+    progress.bar.get_time = lambda: seconds[0]
     progress.on_start({"run": jobs[0].name, "round": 0, "rounds": 3})
     for round in (1, 2):
+        seconds[0] += 100.0
         progress.on_round({"run": jobs[0].name, "round": round, "accuracy": [0.5]})
     progress.on_final({"run": jobs[0].name, "round": 4, "accuracy": [0.75]})
     assert capsys.readouterr().err.splitlines() == [
-        "12 % done: 0 of 4 runs",
+        "12 % done: 0 of 4 runs, 0:23:20 left",
         "fedspd,seed=0: accuracy 75.0 % (25 % of all rounds)",
     ]

@@ -134,6 +134,20 @@ def test_row_that_stands_in_is_shown_only_without_the_other_and_not_compared(exp
     ]
 
 
+def test_value_of_other_data_is_not_compared(tmp_path):
+    text = TOML.replace("config = { rounds = 2 }", 'config = { data = { name = "mnist" } }')
+    experiment = parse_experiment("t", text)
+    records = records_of(experiment, {("A", "FedSPD"): [0.90]}, tmp_path, "small")
+    for reading in ("text", "code"):
+        records.by_key |= records_of(
+            experiment, {("A", "FedSPD"): [0.7]}, tmp_path, "small", reading
+        ).by_key
+    table = make_table(experiment, "small", "text", records)
+    assert verdicts(table) == ["not comparable: mnist instead of digits", "not run"]
+    assert table.cells[0].difference is None
+    assert not [note for note in table.notes if "comes closer" in note]
+
+
 def test_notes_name_what_a_scale_changes_and_the_closer_reading(experiment, tmp_path):
     text = records_of(experiment, {("A", "FedSPD"): [0.80]}, tmp_path, "small")
     code = records_of(experiment, {("A", "FedSPD"): [0.88]}, tmp_path, "small", "code")
@@ -207,6 +221,18 @@ def test_run_without_the_curve_of_a_figure_is_named_and_not_drawn(tmp_path):
     assert [line.get_ydata().tolist() for line in axes.lines] == [[60, 95]]
     del new["curve"]["training_accuracy"]
     assert draw_figures(experiment, "small", "text", records) == {}
+
+
+def test_row_that_stands_in_is_drawn_only_without_the_other(tmp_path):
+    figure = '[[figures]]\nname = "f"\nkind = "boxes"\ncaption = "F"\n'
+    experiment = parse_experiment("t", f"{TOML}{figure}")
+    for rows in (["B"], ["A", "B"]):
+        scores = {(row, "FedSPD"): [0.9] for row in rows}
+        records = records_of(experiment, scores, tmp_path)
+        for record in records.by_key.values():
+            record["clients"] = [0.8, 1.0]
+        panels = draw_figures(experiment, "paper", "text", records)["f"].axes
+        assert [axes.get_title() for axes in panels] == rows[:1]
 
 
 @pytest.mark.parametrize("name", experiment_names())

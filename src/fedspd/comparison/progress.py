@@ -1,6 +1,7 @@
 """Show the progress of a comparison: live on a terminal, in a few lines elsewhere."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Group
@@ -76,9 +77,11 @@ class ComparisonProgress(ProgressCallback):
 
     def on_round(self, event: Json) -> None:
         self._record(event)
-        if not self.is_live and int(10 * self.fraction) > self.last_reported:
-            print_line(f"{self.percent} done: {len(self.finished)} of {len(self.jobs)} runs")
+        is_next_tenth = int(10 * self.fraction) > self.last_reported
         self._update()
+        if is_next_tenth and not self.is_live:
+            runs = f"{len(self.finished)} of {len(self.jobs)} runs"
+            print_line(f"{self.percent} done: {runs}{self._time_left()}")
 
     def on_final(self, event: Json) -> None:
         self._record(event)
@@ -110,6 +113,11 @@ class ComparisonProgress(ProgressCallback):
         self.last_reported = int(10 * self.fraction)
         if self.task is not None:
             self.bar.update(self.task, completed=self.done)
+
+    def _time_left(self) -> str:
+        """Return the estimate of the bar, once it knows the speed."""
+        seconds = None if self.task is None else self.bar.tasks[self.task].time_remaining
+        return "" if seconds is None else f", {timedelta(seconds=seconds)} left"
 
     def render(self) -> Group:
         """Return the live table and the bar."""

@@ -37,8 +37,14 @@ class Setting(Options):
     config: Tree = Field(default_factory=dict)
     tiny: Tree = Field(default_factory=dict)
     small: Tree = Field(default_factory=dict)
+
+
+class RowSetting(Setting):
+    """A row, which may also differ in what it shows, how often it runs, and when."""
+
     measure: str | None = None  # instead of the experiment's
-    stands_in_for: str | None = None  # only for rows: runs where the data of that row are missing
+    seeds: int | None = Field(None, ge=1)  # at scale paper, instead of that scale's
+    stands_in_for: str | None = None  # runs only where the data of that row are missing
 
 
 class Scale(Options):
@@ -79,7 +85,7 @@ class Definition(Options):
     tiny: Scale = Scale()
     small: Scale = Scale()
     paper: Scale = Scale()
-    rows: list[Setting]
+    rows: list[RowSetting]
     columns: list[Setting]
     values: dict[str, list[float]] = Field(default_factory=dict)  # the paper's, by row
     figures: list[FigureSpec] = Field(default_factory=list)
@@ -87,13 +93,22 @@ class Definition(Options):
 
 @dataclass(frozen=True)
 class Cell:
-    """One config of an experiment, to be run with all seeds, and the paper's value of it."""
+    """One config of an experiment, to be run with all seeds, and the paper's value of it.
 
-    row: Setting
+    other_data   whose value the paper's is, if it is not of the same data
+    """
+
+    row: RowSetting
     column: Setting
     measure: str
     configs: list[ExperimentConfig]  # by seed
     paper: float | None
+    other_data: str | None
+
+    @property
+    def data(self) -> str:
+        """What the cell's runs are of, beside `other_data`."""
+        return self.row.name if self.row.stands_in_for else str(self.configs[0].data.name)
 
 
 @dataclass(frozen=True)
@@ -118,11 +133,12 @@ class PaperExperiment:
         return without_other_methods(tree, tree.get("method", load().method))
 
     def cell(
-        self, row: Setting, column: Setting, scale: ScaleName, reading: ReadingName = "text"
+        self, row: RowSetting, column: Setting, scale: ScaleName, reading: ReadingName = "text"
     ) -> Cell:
         """Return a cell of the table."""
         tree = self.tree(row, column, scale, reading)
-        seeds = range(getattr(self.definition, scale).seeds)
+        own = getattr(self.definition, scale).seeds
+        seeds = range(row.seeds if scale == "paper" and row.seeds is not None else own)
         first = tree.get("seed", 0)
         try:
             configs = [validate({**tree, "seed": first + seed}) for seed in seeds]
@@ -131,7 +147,11 @@ class PaperExperiment:
         values = self.definition.values.get(row.stands_in_for or row.name)
         paper = values[self.definition.columns.index(column)] if values else None
         measure = row.measure or self.definition.measure
-        return Cell(row, column, measure, configs, paper)
+        other_data = row.stands_in_for
+        if other_data is None and not self.definition.relative:
+            full = self.tree(row, column, "paper", reading).get("data", {}).get("name")
+            other_data = full if full != tree.get("data", {}).get("name") else None
+        return Cell(row, column, measure, configs, paper, other_data)
 
     def cells(self, scale: ScaleName, reading: ReadingName = "text") -> list[Cell]:
         """Return all cells, row by row."""

@@ -11,12 +11,12 @@ from fedspd.paper.definition import (
     FigureSpec,
     PaperExperiment,
     ReadingName,
+    RowSetting,
     ScaleName,
-    Setting,
 )
 from fedspd.paper.measures import MEASURES
 from fedspd.paper.records import Records
-from fedspd.paper.table import scores_of
+from fedspd.paper.table import scores_of, shown_rows
 from fedspd.reporting import panels
 from fedspd.reporting.figures import Curve, Line
 from fedspd.reporting.statistics import confidence_interval
@@ -31,7 +31,8 @@ def draw_figures(
 ) -> dict[str, Figure]:
     """Return the figures for which there are records, by file name."""
     own = experiment.definition
-    grid = {r.name: _cells(experiment, r, scale, reading, records) for r in own.rows}
+    rows = shown_rows(experiment, scale, reading, records)
+    grid = {row.name: _cells(experiment, row, scale, reading, records) for row in rows}
     grid = {row: cells for row, cells in grid.items() if cells}
     draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure | None]] = {
         "curves": _draw_curves,
@@ -44,7 +45,7 @@ def draw_figures(
 
 def _cells(
     experiment: PaperExperiment,
-    row: Setting,
+    row: RowSetting,
     scale: ScaleName,
     reading: ReadingName,
     records: Records,
@@ -91,7 +92,7 @@ def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
             if score.mean is not None:
                 point = (number_of(name), score.mean / 100, (score.half or 0.0) / 100)
                 lines.setdefault(row, []).append(point)
-            if cell.paper is not None and cell.row.stands_in_for is None:
+            if cell.paper is not None and cell.other_data is None:
                 quoted.setdefault(row, []).append((number_of(name), cell.paper / 100, 0.0))
     several = [row for row in lines if len(lines[row]) > 1]  # one point is no line
     shown = {row: _with_paper({row: lines[row]}, quoted) for row in several or lines}

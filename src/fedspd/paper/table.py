@@ -10,6 +10,7 @@ from fedspd.paper.definition import (
     Cell,
     PaperExperiment,
     ReadingName,
+    RowSetting,
     ScaleName,
     Setting,
 )
@@ -43,14 +44,15 @@ class TableCell:
     seeds: int  # that have run
     planned: int
     paper: float | None
+    has_same_data: bool  # as the paper's
     ours: Interval
     digits: int
     verdict: str
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        if self.paper is None or self.ours.mean is None:
+        """Ours minus the paper's, if they are of the same data."""
+        if self.paper is None or self.ours.mean is None or not self.has_same_data:
             return None
         return self.ours.mean - self.paper
 
@@ -101,7 +103,7 @@ def make_table(
 ) -> PaperTable:
     """Return the table from the records alone; what has not run is marked so."""
     missing = missing or {}
-    rows = _shown_rows(experiment, scale, reading, records)
+    rows = shown_rows(experiment, scale, reading, records)
     columns = experiment.definition.columns
     table, gaps = [], []
     for row in rows:
@@ -124,9 +126,9 @@ def make_table(
     return PaperTable(experiment, scale, reading, table, gaps, list(dict.fromkeys(notes)))
 
 
-def _shown_rows(
+def shown_rows(
     experiment: PaperExperiment, scale: ScaleName, reading: ReadingName, records: Records
-) -> list[Setting]:
+) -> list[RowSetting]:
     """Return all rows but those that stand in for a row that has run, or have not run."""
     has_run = {}
     for row in experiment.definition.rows:
@@ -171,6 +173,7 @@ def _table_cell(
         len(scores),
         len(cell.configs),
         cell.paper,
+        cell.other_data is None,
         ours,
         digits,
         words,
@@ -182,8 +185,8 @@ def _verdict(cell: Cell, ours: Interval, tolerance: float, scale: ScaleName) -> 
         return "not run"
     if cell.paper is None:
         return "no number in the paper"
-    if cell.row.stands_in_for is not None:
-        return f"not comparable: {cell.row.name} instead of {cell.row.stands_in_for}"
+    if cell.other_data is not None:
+        return f"not comparable: {cell.data} instead of {cell.other_data}"
     difference = ours.mean - cell.paper
     words = "higher" if difference > 0 else "lower"
     if abs(difference) <= max(tolerance, ours.half or 0.0):
@@ -196,11 +199,11 @@ def _gap(first: Cell, base: dict[int, float], cell: Cell, scores: dict[int, floa
     paper = None
     if cell.paper is not None and first.paper is not None:
         paper = cell.paper - first.paper
-    verdict = _direction(paper, ours, cell.row.stands_in_for)
+    verdict = _direction(paper, ours, cell.other_data)
     return Gap(cell.row, cell.column, paper, ours, verdict)
 
 
-def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -> str:
+def _direction(paper: float | None, ours: Interval, other_data: str | None) -> str:
     if ours.mean is None:
         return "not run"
     if paper is None:
@@ -209,8 +212,8 @@ def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -
         return "undecided"
     is_same = (paper > 0) == (ours.mean > 0)
     words = "same side" if is_same else "opposite side"
-    if stands_in_for:
-        words += f" {'as' if is_same else 'from'} {stands_in_for} in the paper"
+    if other_data:
+        words += f" {'as' if is_same else 'from'} {other_data} in the paper"
     return words if ours.half is not None else f"{words}, one seed"
 
 
@@ -218,7 +221,7 @@ def _direction(paper: float | None, ours: Interval, stands_in_for: str | None) -
 
 
 def _scale_notes(
-    experiment: PaperExperiment, scale: ScaleName, rows: Sequence[Setting]
+    experiment: PaperExperiment, scale: ScaleName, rows: Sequence[RowSetting]
 ) -> list[str]:
     """Say once for each row what the scale changes."""
     changes: dict[str, list[str]] = {}
@@ -243,7 +246,7 @@ def describe_changes(own: ExperimentConfig, full: ExperimentConfig) -> str:
 
 
 def _reading_notes(
-    experiment: PaperExperiment, scale: ScaleName, records: Records, rows: Sequence[Setting]
+    experiment: PaperExperiment, scale: ScaleName, records: Records, rows: Sequence[RowSetting]
 ) -> list[str]:
     """Give the values of FedSPD by both readings, and say which one is closer to the paper."""
     if experiment.definition.relative:
@@ -257,7 +260,7 @@ def _reading_notes(
             if text.configs == code.configs or found[0] is None or found[1] is None:
                 continue
             values.append(f"{row.name}, {column.name}: {found[1]:.1f} instead of {found[0]:.1f}")
-            if text.paper is not None and row.stands_in_for is None:
+            if text.paper is not None and text.other_data is None:
                 misses.append((abs(found[0] - text.paper), abs(found[1] - text.paper)))
     notes = [f"By the reading 'code' instead of 'text': {'; '.join(values)}."] if values else []
     return [*notes, _closer_reading(misses)] if misses else notes

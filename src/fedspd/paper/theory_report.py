@@ -173,9 +173,14 @@ def _rounds_in_words(series: Sequence[Json], kind: str, weights: Weights) -> str
     floors = [min(min(s["mu"] * d for d in s["distance"]) for s in g) for _, g in _by_degree(own)]
     least = ", ".join(f"{floor:.1e}" for floor in floors)
     degrees = ", ".join(f"{degree:g}" for degree, _ in _by_degree(own))
+    growth = (
+        f"rounds grow as error^-a with a = {exponents}; O(1/sqrt(epsilon)) has 0.5"
+        if any(rate is not None for rate in rates)
+        else "too few errors are reached to see how the rounds grow"
+    )
     return (
-        f"{kind.capitalize()}, {weights} weights: rounds grow as error^-a with a = {exponents} "
-        f"(degrees {degrees}; O(1/sqrt(epsilon)) has 0.5); the least error is {least}."
+        f"{kind.capitalize()}, {weights} weights, degrees {degrees}: {growth}. The least error is "
+        f"{least}."
     )
 
 
@@ -297,9 +302,10 @@ def table_rows(series: Sequence[Json]) -> list[list[str]]:
 
 
 def to_markdown(series: Sequence[Json], rows: Sequence[Sequence[str]] | None = None) -> str:
-    """Return what the paper says, our findings, and the table."""
+    """Return what the paper says, our findings as a list, and the table."""
     table = pages.markdown_table(HEAD, table_rows(series) if rows is None else rows)
-    return "\n\n".join([_lead(), " ".join(findings(series)), table, LEGEND]) + "\n"
+    found = "\n".join(f"- {sentence}" for sentence in findings(series))
+    return "\n\n".join([_lead(), found, table, LEGEND]) + "\n"
 
 
 def _lead() -> str:
