@@ -1,4 +1,7 @@
-"""Every built-in model has one hash: workers, blocks, a resumed run and peers."""
+"""The built-in models have one hash: workers, blocks, a resumed run and peers.
+
+MobileNet-v2 is not among them: it takes minutes, and its steps are those of the CIFAR CNN.
+"""
 
 from functools import partial
 
@@ -15,7 +18,8 @@ SETTINGS = (
     *("method=fedspd", "fedspd.final_epochs=1", "fedspd.align_every=3"),
 )
 OPTIONS = {"cifar-cnn": ["model.small=true"], "mlp": ["model.hidden=5"]}
-LONG = ("cifar-cnn", "mobilenet-v2", "linear")
+LONG = ("cifar-cnn", "linear")
+SMALL_ENOUGH = [name for name in MODELS if name != "mobilenet-v2"]
 
 
 def plan_of(model: str) -> Plan:
@@ -25,7 +29,7 @@ def plan_of(model: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(m, marks=pytest.mark.long) if m in LONG else m for m in MODELS]
+    "model", [pytest.param(m, marks=pytest.mark.long) if m in LONG else m for m in SMALL_ENOUGH]
 )
 def test_built_in_model_has_one_hash(model, one_hash):
     digests = one_hash(partial(plan_of, model))
