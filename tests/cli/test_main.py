@@ -1,5 +1,6 @@
 """The command line: its imports, its errors and its exit codes."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import fedspd
 from fedspd.algorithms import METHODS
 from fedspd.cli.main import EXIT_CODES, execute
+from fedspd.core.imports import quick_imports
 
 PROGRAM = str(Path(sys.executable).with_name("fedspd"))
 
@@ -35,6 +37,29 @@ def test_help_imports_nothing_heavy():
     assert printed.startswith(f" {[0] * len(HELP)} "), done.stderr
     heavy = {"torch", "scipy", "numpy", "networkx", "matplotlib", "sklearn"}
     assert not heavy & set(printed.split())
+
+
+def test_command_imports_without_the_garbage_collector():
+    """The first collection comes after the imports, and passes none of their objects."""
+    code = (
+        "import gc, sys\n"
+        "from fedspd.cli.main import execute\n"
+        "found = []\n"
+        "gc.callbacks.append(lambda *_: found.append('torch' in sys.modules))\n"
+        "code = execute(['run', 'nothing.toml'])\n"
+        "print(code, gc.isenabled(), gc.get_freeze_count() > 100_000, found.count(True))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    code, is_enabled, is_frozen, collections = done.stdout.split()
+    assert (code, is_enabled, is_frozen) == ("2", "True", "True"), done.stderr
+    assert int(collections) < 20  # hundreds while torch is imported
+
+
+def test_collector_stays_as_it_is_in_a_process_with_torch():
+    before = gc.get_freeze_count()
+    with quick_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
 
 
 def test_help_documents_exit_codes():

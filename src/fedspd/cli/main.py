@@ -16,6 +16,7 @@ import typer
 
 from fedspd.cli import data, network, node, topology
 from fedspd.core.errors import FedspdError
+from fedspd.core.imports import quick_imports
 from fedspd.core.machine import DEFAULT_WORKERS
 from fedspd.experiment.interrupts import interrupts
 
@@ -128,7 +129,8 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Train every client of a network with one method."""
-    from fedspd.cli import running
+    with quick_imports():
+        from fedspd.cli import running
 
     if dry_run:
         running.dry_run(settings or [], resume, workers or DEFAULT_WORKERS, as_json)
@@ -152,7 +154,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on the same data, graph and budget over several seeds, and write a report."""
-    from fedspd.cli import comparison
+    with quick_imports():
+        from fedspd.cli import comparison
 
     comparison.compare(settings or [], methods, seeds, out, workers, as_json)
 
@@ -167,7 +170,8 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods at every point of a grid such as topology.degree=2,4,6; write a report."""
-    from fedspd.cli import comparison
+    with quick_imports():
+        from fedspd.cli import comparison
 
     comparison.compare(settings or [], methods, seeds, out, workers, as_json, is_sweep=True)
 
@@ -177,7 +181,8 @@ def advise(
     settings: Settings = None, workers: Workers = DEFAULT_WORKERS, as_json: AsJson = False
 ) -> None:
     """Say which method fits the data and why, after a few rounds of three methods."""
-    from fedspd.cli import comparison
+    with quick_imports():
+        from fedspd.cli import comparison
 
     comparison.advise(settings or [], workers, as_json)
 
@@ -204,7 +209,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the report of any runs, from their records alone."""
-    from fedspd.cli import comparison
+    with quick_imports():
+        from fedspd.cli import comparison
 
     comparison.report(runs, out, target, as_json)
 
@@ -218,7 +224,8 @@ def export(
     client: Annotated[int, typer.Option(min=0, help="Take the model of this client.")] = 0,
 ) -> None:
     """Write the personal model of a client as a file for other programs."""
-    from fedspd.cli import running
+    with quick_imports():
+        from fedspd.cli import running
 
     running.export(run, client, to)
 
@@ -233,7 +240,8 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Compare five methods on clients of two populations that label digits differently."""
-    from fedspd.cli import comparison
+    with quick_imports():
+        from fedspd.cli import comparison
 
     comparison.demo(out, workers, as_json)
 
@@ -264,8 +272,9 @@ def paper(
     as_json: AsJson = False,
 ) -> None:
     """Repeat tables and figures of the FedSPD paper, with the paper's values beside ours."""
-    from fedspd.cli import paper
-    from fedspd.comparison.scheduler import Machine
+    with quick_imports():
+        from fedspd.cli import paper
+        from fedspd.comparison.scheduler import Machine
 
     machine = Machine(_workers(workers, engine), engine, address)
     raise typer.Exit(paper.paper(words or [], scale, reading, out, machine, device, as_json))
@@ -283,7 +292,8 @@ def privacy(
     as_json: AsJson = False,
 ) -> None:
     """Show the privacy budget that a run will spend, or has spent, by round and neighbour."""
-    from fedspd.cli import privacy
+    with quick_imports():
+        from fedspd.cli import privacy
 
     privacy.show(settings or [], as_json)
 
@@ -314,7 +324,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast this machine trains, as ratios to a plain torch loop with their targets."""
-    from fedspd.cli import bench
+    with quick_imports():
+        from fedspd.cli import bench
 
     if peers:
         bench.bench_peers(quick, as_json)
@@ -336,7 +347,8 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Run a network of real peers on this machine: one process each, over mutual TLS."""
-    from fedspd.cli import local_network
+    with quick_imports():
+        from fedspd.cli import local_network
 
     local_network.up(settings or [], nodes, out, as_json)
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fedspd.core.imports import quick_imports
 from fedspd.experiment.interrupts import interrupts
 
 app = typer.Typer(
@@ -76,8 +77,9 @@ def run(
 ) -> None:
     """Train with the neighbours until every round is done; SIGTERM finishes the step and stops."""
     with running(log):
-        from fedspd.node.host import start
-        from fedspd.node.host.bundle import open_bundle
+        with quick_imports():
+            from fedspd.node.host import start
+            from fedspd.node.host.bundle import open_bundle
 
         start.run(
             open_bundle(bundle),

@@ -1,5 +1,6 @@
-"""Objects of the user's own code, given as module:name."""
+"""Imports: objects of the user's own code, given as module:name, and quick ones of the program."""
 
+import gc
 import importlib
 import os
 import sys
@@ -12,6 +13,24 @@ from typing import Any
 from fedspd.core.errors import FedspdError, nearest
 
 FROM_PYTHON = "from Python: "  # begins the name of data or a model that were passed as an object
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import without the garbage collector, which would pass all modules again and again.
+
+    That takes a quarter of an import of torch. Modules stay, so no later collection passes them
+    either. A process that has torch already is left alone: it may hold garbage.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 _may_use_current_folder = ContextVar("_may_use_current_folder", default=True)
