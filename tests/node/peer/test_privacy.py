@@ -142,7 +142,7 @@ def bill(node: Node) -> list[tuple[int, list[list[float]]]]:
     [
         ("fedavg", {}, 1),
         pytest.param("fedspd", {"selection": "uniform"}, 1, marks=pytest.mark.long),
-        pytest.param("fedspd-split", SPLIT, 11, marks=pytest.mark.long),
+        pytest.param("fedspd-split", SPLIT, 41, marks=pytest.mark.long),
     ],
 )
 def test_kill_at_every_step_neither_spends_twice_nor_forgets(tmp_path, method, options, stride):
