@@ -274,6 +274,19 @@ def print_curve(found: dict[str, Tree]) -> None:
         print(f"| {ending} | {noise} | " + " | ".join(cells) + " |")
 
 
+def print_differences(found: dict[str, Tree]) -> None:
+    """Print by how much FedSPD-Split is above FedAvg, with the same seeds."""
+    for budget in BUDGETS:
+        pairs = [
+            (found.get(f"fedspd-split-{budget:g}-{seed}"), found.get(f"fedavg-{budget:g}-{seed}"))
+            for seed in SEEDS
+        ]
+        above = [split["gain"] - fedavg["gain"] for split, fedavg in pairs if split and fedavg]
+        if len(above) > 1:
+            span = confidence_interval(above)
+            print(f"fedspd-split over fedavg at {budget:g}: {span.mean:+.1f} ± {span.half:.1f}")
+
+
 def print_table(found: dict[str, Tree]) -> None:
     for name in table_runs():
         if row := found.get(name):
@@ -338,6 +351,7 @@ def main() -> None:
     draw(found, HERE.parent / "docs" / "images" / "privacy.png")
     print_tuning(found)
     print_curve(found)
+    print_differences(found)
     print_table(found)
 
 

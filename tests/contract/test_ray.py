@@ -3,6 +3,8 @@
 Its actors take seconds to start, so most methods wait for the long tests.
 """
 
+from dataclasses import replace
+
 import pytest
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
@@ -12,6 +14,8 @@ from fedspd.algorithms import METHODS  # noqa: E402
 from fedspd.core.graph import Graph  # noqa: E402
 from fedspd.engines.ray_cluster import RayCluster  # noqa: E402
 from fedspd.engines.simulator import Simulator  # noqa: E402
+from fedspd.privacy.mechanisms import DPSGD  # noqa: E402
+from fedspd.testing import Subject  # noqa: E402
 from fedspd.testing.subject import path_graph, run, run_rounds  # noqa: E402
 
 
@@ -28,6 +32,17 @@ def local_ray():
     ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def _few_exchanges():
+    """Leave the exchanges as they are: a patch does not reach actors, which are processes."""
+
+
+@pytest.fixture
+def subject(subject):
+    """Return the subject without the reference that other tests have made with few exchanges."""
+    return replace(subject)
+
+
 @pytest.mark.parametrize("method", [*METHODS, "ditto"])
 def test_actors_and_their_checkpoint_give_the_reference(subject, tmp_path):
     cluster = RayCluster(subject.plan(), workers=2)
@@ -39,6 +54,24 @@ def test_actors_and_their_checkpoint_give_the_reference(subject, tmp_path):
     simulator = Simulator(subject.plan())
     simulator.load(tmp_path)
     assert run(simulator, path_graph(), first=3) == subject.reference()
+
+
+@pytest.mark.parametrize("name", ["fedspd", "fedspd-split"])
+def test_private_actors_give_the_reference_and_its_releases(name, subjects):
+    mechanism = DPSGD.of(noise=0.7, clip=1.0, rate=0.5, epochs=2)
+    needed = {option: value for option, (value, _) in METHODS[name].PRIVATE_OPTIONS.items()}
+    subject = Subject(METHODS[name], 2, {**subjects[name].options, **needed}, mechanism)
+    cluster, simulator = RayCluster(subject.plan(), workers=2), Simulator(subject.plan())
+    try:
+        for engine in (cluster, simulator):
+            engine.begin()
+        for t in range(1, 4):
+            reports = [engine.round(t, path_graph()) for engine in (cluster, simulator)]
+            assert reports[0].releases == reports[1].releases
+            assert sorted(reports[0].releases) == [*range(5)]
+        assert cluster.digests() == simulator.digests()
+    finally:
+        cluster.close()
 
 
 def test_float64_and_a_server_equal_the_simulation(subjects):

@@ -11,7 +11,8 @@ import pytest
 from fedspd.core.errors import ConfigError, MissingExtraError
 from fedspd.core.mechanism import Release
 from fedspd.privacy import accountant
-from fedspd.privacy.accountant import epsilon, gaussian_epsilon, noise_for
+from fedspd.privacy.accountant import best_order, epsilon, gaussian_epsilon, noise_for
+from fedspd.privacy.accounts import Limit
 
 CASES = json.loads((Path(__file__).parent / "reference.json").read_text())["cases"]
 STEP = Release(1.5, 0.1, 20)
@@ -78,6 +79,24 @@ def test_budget_that_is_too_small_says_how_many_rounds_it_permits():
     assert 0 < permitted < 40
     assert epsilon([Release(most, 1.0, permitted)], 1e-6) <= 0.2
     assert epsilon([Release(most, 1.0, permitted + 1)], 1e-6) > 0.2
+
+
+def test_limit_counts_at_the_order_that_is_best_for_the_plan():
+    """Neighbours may make a client repeat a release: what is best afterwards promises nothing."""
+    means = [Release(0.5, 1.0, 1)] * 30
+    limit = Limit(epsilon([STEP] * 20, 1e-5), 1e-5, best_order([STEP] * 20, 1e-5))
+    assert limit.permits([STEP] * 20)
+    assert not limit.permits([STEP] * 21)
+    # the least over all orders, whose best one is another for these
+    generous = Limit(epsilon(means, 1e-5, order=None) * 1.2, 1e-5, limit.order)
+    assert best_order([STEP, *means], 1e-5) < limit.order
+    assert epsilon([STEP, *means], 1e-5) <= generous.epsilon
+    assert not generous.permits([STEP, *means])
+
+
+def test_limit_without_samples_needs_no_order():
+    assert best_order([Release(2.0, 1.0, 3)], 1e-5) is None
+    assert best_order([], 1e-5) is None
 
 
 def forget_opacus(monkeypatch):

@@ -10,7 +10,7 @@ from fedspd.core.scores import ACCURACY, OTHER_SCORES, RMSE
 from fedspd.node.host.status import ask_status
 from fedspd.node.identity.manifest import file_exists
 from fedspd.storage.atomic import Json
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import LEDGER, RunFolder
 
 
 def read_status(folder: Path) -> Json:
@@ -26,15 +26,27 @@ def read_status(folder: Path) -> Json:
     # Another node may have got the port of one that was killed.
     if found is not None and found.get("node") == name:
         return found
-    last = next(reversed(list(run_folder.events())), {})
+    events = list(run_folder.events())
+    last = next(reversed(events), {})
     return {
         "node": name,
         "running": False,
         "locked": run_folder.is_locked(),
         "round": last.get("round", 0),
         "done": last.get("event") == "final",
+        "privacy": _read_privacy(run_folder, events),
         "last_round": last,
     }
+
+
+def _read_privacy(run_folder: RunFolder, events: list[Json]) -> Json | None:
+    """Return what a private node has spent: its last event may be older than its ledger."""
+    if not file_exists(run_folder.folder / LEDGER):
+        return None
+    from fedspd.node.peer.privacy import read_ledger, report_of  # imports torch
+
+    budgets = [event["privacy"]["budget"] for event in events if "privacy" in event]
+    return report_of(read_ledger(run_folder), next(reversed(budgets), None))
 
 
 def print_status(status: Json) -> None:
@@ -51,7 +63,7 @@ def print_status(status: Json) -> None:
     for name in (*scores, "mixture", "loss"):
         if last.get(name) is not None:
             console.print(f"{name}: {last[name]}")
-    if privacy := status.get("privacy") or last.get("privacy"):
+    if privacy := status.get("privacy"):
         console.print(describe_privacy(privacy), highlight=False)
     if status["running"]:
         console.print(build_neighbour_table(status))

@@ -11,12 +11,11 @@ from fedspd.config import ExperimentConfig, load, method_class, split_arguments,
 from fedspd.core.errors import ConfigError
 from fedspd.experiment.build import build_budget
 from fedspd.experiment.spending import silence_alarm
-from fedspd.node.peer.privacy import LEDGER, read_ledger, releases_of
-from fedspd.privacy.accountant import epsilon
+from fedspd.node.peer.privacy import read_ledger, report_of
 from fedspd.privacy.budget import Budget, describe, warnings
 from fedspd.privacy.ledger import RunLedger
 from fedspd.storage.atomic import Json
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import LEDGER, RunFolder
 
 ROWS = 12  # of the table of rounds
 BAR_LETTERS = 40
@@ -122,16 +121,10 @@ def _spent(folder: Path) -> Json:
 
 def _spent_by_node(run_folder: RunFolder) -> Json:
     """Return what a node has spent, from the ledger in its journal."""
-    ledger, events = read_ledger(run_folder), list(run_folder.events())
-    reported = [event for event in events if "privacy" in event]
-    delta = float(ledger["delta"])
-
-    def cost(known: int) -> float:
-        return epsilon(releases_of(ledger["releases"][:known]), delta)
-
-    received = ledger["received"]
-    spent = cost(max(received.values(), default=0))
-    silent = " Its budget is spent: it sends nothing more." if ledger["silent"] else ""
+    reported = [event for event in run_folder.events() if "privacy" in event]
+    found = report_of(read_ledger(run_folder), None)
+    spent, delta = found["epsilon"], found["delta"]
+    silent = " Its budget is spent: it sends nothing more." if found["silent"] else ""
     return {
         "sentences": [
             f"Privacy: epsilon = {spent:.4g} at delta = {delta:g}, against all neighbours together."
@@ -140,7 +133,7 @@ def _spent_by_node(run_folder: RunFolder) -> Json:
         "delta": delta,
         "rounds": [[event["round"], event["privacy"]["epsilon"]] for event in reported],
         "all": [spent],
-        "neighbours": [["this node", name, cost(n)] for name, n in sorted(received.items())],
+        "neighbours": [["this node", name, cost] for name, cost in found["neighbours"].items()],
     }
 
 

@@ -25,22 +25,43 @@ LEAST_NOISE = 0.05  # below it epsilon has no meaning
 PRECISION = 1e-4  # of the noise that a budget asks for, relative
 
 
-def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """Return the epsilon of all releases together; 0 if there are none."""
+def epsilon(releases: Iterable[Release], delta: float, order: float | None = None) -> float:
+    """Return the epsilon of all releases together; 0 if there are none.
+
+    order   of the divergence that counts, one of ORDERS; None: the one that gives the least
+    """
     paid = [release for release in releases if release.times]
     if not paid:
         return 0.0
-    if all(release.rate == 1 for release in paid):
+    if order is None and all(release.rate == 1 for release in paid):
         return gaussian_epsilon(math.sqrt(sum(r.times / r.noise**2 for r in paid)), delta)
+    found, _ = _least_epsilon(paid, delta, ORDERS if order is None else [order])
+    return max(0.0, found)
+
+
+def best_order(releases: Iterable[Release], delta: float) -> float | None:
+    """Return the order at which these releases cost the least; None: none of them is sampled."""
+    paid = [release for release in releases if release.times]
+    if all(release.rate == 1 for release in paid):
+        return None
+    _, order = _least_epsilon(paid, delta, ORDERS)
+    return order
+
+
+def _least_epsilon(
+    paid: Sequence[Release], delta: float, orders: Sequence[float]
+) -> tuple[float, float]:
+    """Return the least epsilon that one of these orders gives, and this order."""
     counts: dict[tuple[float, float], int] = {}
     for release in paid:
         name = release.noise, release.rate
         counts[name] = counts.get(name, 0) + release.times
     total = sum(count * divergence(*name) for name, count in counts.items())
+    chosen = np.asarray(total)[[ORDERS.index(order) for order in orders]]
     with warnings.catch_warnings():  # that the best order is the first or the last one
         warnings.simplefilter("ignore")
-        found, _ = _analysis().get_privacy_spent(orders=ORDERS, rdp=total, delta=delta)
-    return max(0.0, float(found))
+        found, order = _analysis().get_privacy_spent(orders=orders, rdp=chosen, delta=delta)
+    return float(found), float(order)
 
 
 @cache

@@ -13,14 +13,23 @@ from fedspd.privacy.accountant import epsilon
 
 
 class Limit(NamedTuple):
-    """The epsilon at delta that no client may exceed."""
+    """The epsilon at delta that no client may exceed.
+
+    How many releases a client makes may follow from what its neighbours send. So what counts is one
+    order of the divergence, chosen beforehand: a sum at the order that is best afterwards promises
+    nothing then (Feldman & Zrnic; NeurIPS 2021). Without sampling there is no order to choose
+    (Smith & Thakurta; 2022).
+
+    order   the best one for the planned releases; None: none of them is sampled
+    """
 
     epsilon: float
     delta: float
+    order: float | None = None
 
     def permits(self, releases: Sequence[Release]) -> bool:
         """Return whether a client may send all of these."""
-        return epsilon(releases, self.delta) <= self.epsilon
+        return epsilon(releases, self.delta, self.order) <= self.epsilon
 
 
 class Accounts:

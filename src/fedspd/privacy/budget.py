@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedspd.core.algorithm import AnyAlgorithm
 from fedspd.core.learner import TrainingOptions
 from fedspd.core.mechanism import Release
-from fedspd.privacy.accountant import MOST_NOISE, epsilon, noise_for
+from fedspd.privacy.accountant import MOST_NOISE, best_order, epsilon, noise_for
 from fedspd.privacy.accounts import Limit
 from fedspd.privacy.mechanisms import DPSGD, NbAFL, NoisyUpdate
 from fedspd.privacy.options import USUAL_EXAMPLES, PrivacyOptions
@@ -80,7 +80,8 @@ class Budget:
         options = self.options
         if options.epsilon is None or options.mechanism != "gaussian":
             return None
-        return Limit(options.epsilon, options.delta)
+        planned = (release for own in self.rounds for release in own)
+        return Limit(options.epsilon, options.delta, best_order(planned, options.delta))
 
     def epsilon_after(self, rounds: int) -> float:
         """Return the epsilon of the first rounds."""

@@ -84,7 +84,9 @@ class DPSGD(Mechanism):
         anchors = [] if update.anchor_W is None else [update.anchor_W]
         steps = torch.tensor([*update.rates, update.pull], dtype=torch.double)
         about = model_P, update.weight, update.rows, update.anchor_W, update.factor_W, steps
-        draws = self.source.draws(key.of("private"), *about)
+        objective = getattr(update.objective, "__qualname__", repr(update.objective))
+        how = f"{update.optimizer} {objective}"
+        draws = self.source.draws(key.of("private"), *about, how)
         with keyed_randomness(self.own_key(key.of("dropout")), learner.device):
             for rate, rows in self._batches(update, draws):
                 sum_W.copy_(gradients.clipped_sum(model_P, update, rows, self.clip))

@@ -66,7 +66,7 @@ class NoiseSource:
 
     def __init__(self) -> None:
         self.secret: bytes | None = None
-        self._drawn = hashlib.sha256()
+        self._drawn = ""  # a hash; Ray cannot pack the object that computes one
 
     def own_key(self, key: Key) -> Key:
         """Return the key for other draws about examples, which nobody else must know."""
@@ -74,23 +74,25 @@ class NoiseSource:
             return key
         return replace(key, seed=int.from_bytes(hashlib.sha3_256(self.secret).digest(), "little"))
 
-    def draws(self, key: Key, *inputs: Tensor | None) -> Draws:
+    def draws(self, key: Key, *inputs: Tensor | str | None) -> Draws:
         """Return the stream of a key, for noise on what follows from these inputs."""
         if self.secret is None:
             return SeededDraws(key)
-        name = b"".join(_digest(tensor) for tensor in inputs)
-        self._drawn.update(name)
+        name = b"".join(map(_digest, inputs))
+        self._drawn = hashlib.sha256(self._drawn.encode() + name).hexdigest()
         return SecretDraws(hashlib.sha256(self.secret + name).digest(), key)
 
     def take_name(self) -> str:
         """Return a name of all inputs since the last call: others have other noise."""
-        name, self._drawn = self._drawn.hexdigest(), hashlib.sha256()
+        name, self._drawn = self._drawn, ""
         return name
 
 
-def _digest(tensor: Tensor | None) -> bytes:
-    if tensor is None:
+def _digest(value: Tensor | str | None) -> bytes:
+    if value is None:
         return bytes(hashlib.sha256().digest_size)
-    values = tensor.detach().cpu().contiguous()
+    if isinstance(value, str):
+        return hashlib.sha256(value.encode()).digest()
+    values = value.detach().cpu().contiguous()
     about = repr((values.dtype, tuple(values.shape))).encode()
     return hashlib.sha256(about + values.numpy().tobytes()).digest()

@@ -10,7 +10,8 @@ RUN/
   result.json       final scores of every client, totals, the hash of the final parameters
   figures/
 
-A node's journal is a run folder too, of one client, without the files that describe a network.
+A node's journal is a run folder too, of one client, without the files that describe a network. That
+of a private node has privacy.json as well: what it has released, and who knows of it.
 """
 
 import json
@@ -35,6 +36,7 @@ from fedspd.storage.atomic import (
 from fedspd.storage.format import check_format, stamp
 from fedspd.storage.lock import Lock
 
+LEDGER = "privacy.json"
 LOCK_TIMEOUT_SECONDS = 2.0  # workers of a run that was killed may keep the lock for a moment
 # Without these fields, a document is not that of a run.
 FIELDS = {

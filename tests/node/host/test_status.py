@@ -184,7 +184,8 @@ def test_status_comes_from_the_running_node_or_from_its_journal(tmp_path: Path) 
     run_folder = RunFolder(tmp_path)
     run_folder.begin({"node": "a"})
     stopped = {
-        "node": "a", "running": False, "locked": False, "round": 0, "done": False, "last_round": {}
+        "node": "a", "running": False, "locked": False, "round": 0, "done": False,
+        "privacy": None, "last_round": {},
     }  # fmt: skip
     assert read_status(tmp_path) == stopped
     assert serve(STATUS, tmp_path, lambda port: read_status(tmp_path)) == STATUS

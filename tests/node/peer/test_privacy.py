@@ -15,12 +15,14 @@ import torch
 
 from fedspd.algorithms import METHODS
 from fedspd.algorithms.fedavg import FedAvg
+from fedspd.cli.node_status import read_status
 from fedspd.cli.privacy import show
 from fedspd.core.errors import RejectedError, StorageError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.engines.simulator import Simulator
+from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.privacy.accountant import epsilon
@@ -37,6 +39,7 @@ MECHANISM = DPSGD.of(noise=2.0, clip=1.0, rate=1.0, epochs=2)
 OWNER = {"network": "a", "node": "n0", "agreement": "b"}
 ROUNDS = 3
 NO_LIMIT = PrivacyOptions(noise=2.0)
+SPLIT = {"warmup": 1, "final_epochs": 0, "prior": False, "check": False}
 
 
 def budget_of(options: PrivacyOptions = NO_LIMIT) -> Budget:
@@ -66,9 +69,9 @@ class Node:
         self.journal = Journal(folder / "state", OWNER)
         self.privacy = NodePrivacy(self.journal, self.runner, budget_of(options))
 
-    def send(self, t: int, model: torch.Tensor) -> None:
+    def send(self, exchange: ExchangeId, model: torch.Tensor) -> None:
         with open(self.folder / "sent.jsonl", "a") as file:
-            file.write(json.dumps([t, model.flatten().tolist()]) + "\n")
+            file.write(json.dumps([exchange, model.flatten().tolist()]) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -86,12 +89,14 @@ class Node:
             self.privacy.begin_round(t)
             announced = self.runner.start_round(t)
             step()
+            number = 0
             while announced is not None:
                 exchange = self.runner.exchange
                 if (exchange.cluster_CK != NO_CLUSTER).all():
                     self.privacy.record_receiver("n1")
-                    self.send(t, exchange.model_CKP)
+                    self.send(ExchangeId(t, number), exchange.model_CKP)
                     step()
+                number += 1
                 answer = Neighbourhood.of(Graph.from_edges(1, []), [0], exchange)
                 announced = self.runner.advance(answer)
             self.privacy.keep_shared()
@@ -100,16 +105,16 @@ class Node:
             step()
         self.journal.close()
 
-    def sent(self) -> dict[int, set[tuple[float, ...]]]:
-        """Return the different models that were sent in each round."""
-        models: dict[int, set[tuple[float, ...]]] = {}
+    def sent(self) -> dict[ExchangeId, set[tuple[float, ...]]]:
+        """Return the different models that were sent in each exchange."""
+        models: dict[ExchangeId, set[tuple[float, ...]]] = {}
         for line in (self.folder / "sent.jsonl").read_text().splitlines():
-            t, model = json.loads(line)
-            models.setdefault(t, set()).add(tuple(model))
+            exchange, model = json.loads(line)
+            models.setdefault(ExchangeId(*exchange), set()).add(tuple(model))
         return models
 
 
-def killed_at(folder: Path, step: int) -> bool:
+def killed_at(folder: Path, step: int, method: str, options: dict[str, object]) -> bool:
     """Run a node in a process that is killed at a step; return whether it came so far."""
     child = os.fork()
     if child == 0:
@@ -121,28 +126,45 @@ def killed_at(folder: Path, step: int) -> bool:
             if calls == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Node(folder).run(count)
+        Node(folder, method=method, **options).run(count)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status)
 
 
-def test_kill_at_every_step_neither_spends_twice_nor_forgets(tmp_path):
-    step = 0
+def bill(node: Node) -> list[tuple[int, list[list[float]]]]:
+    """Return the rounds and the releases of all payments."""
+    return [(entry["round"], entry["spent"]) for entry in node.privacy.ledger["releases"]]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "stride"),
+    [
+        ("fedavg", {}, 1),
+        pytest.param("fedspd", {"selection": "uniform"}, 1, marks=pytest.mark.long),
+        pytest.param("fedspd-split", SPLIT, 41, marks=pytest.mark.long),
+    ],
+)
+def test_kill_at_every_step_neither_spends_twice_nor_forgets(tmp_path, method, options, stride):
+    """FedSPD-Split has hundreds of exchanges in its first round, so that some steps are tried."""
+    (tmp_path / "whole").mkdir()
+    whole, step = Node(tmp_path / "whole", method=method, **options), 1
+    whole.run()
     while True:
-        step += 1
         folder = tmp_path / str(step)
         folder.mkdir()
-        was_killed = killed_at(folder, step)
-        node = Node(folder)
+        was_killed = killed_at(folder, step, method, options)
+        node = Node(folder, method=method, **options)
         node.run()
-        releases = node.privacy.ledger["releases"]
-        assert [release["round"] for release in releases] == list(range(1, ROUNDS + 1))
-        assert node.privacy.ledger["received"] == {"n1": ROUNDS}
+        assert bill(node) == bill(whole)
+        assert node.privacy.ledger["received"] == whole.privacy.ledger["received"]
         # a model that was sent twice was the same model: its noise was paid for once
-        assert {t: len(models) for t, models in node.sent().items()} == {1: 1, 2: 1, 3: 1}
+        assert node.sent().keys() == whole.sent().keys()
+        assert {len(models) for models in node.sent().values()} == {1}
         if not was_killed:
             break
+        step += stride
+    assert [t for t, _ in bill(whole)][-1] == ROUNDS
     assert step > 6 * ROUNDS
 
 
@@ -227,7 +249,7 @@ def test_node_is_silent_once_its_budget_is_spent_and_shares_no_unpaid_model(tmp_
     two_rounds = epsilon([MECHANISM.update_release(4), MECHANISM.update_release(2)], 1e-5)
     node = Node(tmp_path, PrivacyOptions(epsilon=two_rounds + 1e-6))
     node.run()
-    assert sorted(node.sent()) == [1, 2]
+    assert sorted(exchange.round for exchange in node.sent()) == [1, 2]
     assert len(node.privacy.ledger["releases"]) == 3  # it goes on training
     report = node.privacy.report()
     assert report["silent"]
@@ -253,6 +275,19 @@ def test_node_pays_for_every_exchange_of_a_round(tmp_path):
         entries = [e for e in node.privacy.ledger["releases"] if e["round"] == t]
         spent = [tuple(release) for entry in entries for release in entry["spent"]]
         assert sorted(spent) == sorted(planned[t - 1])
+
+
+def test_status_of_a_stopped_node_has_all_that_was_spent(tmp_path):
+    """Its last event is older after a kill in a round, or after a rollback."""
+    node = Node(tmp_path)
+    node.run()
+    journal = Journal(tmp_path / "state", OWNER)
+    journal.roll_back(1)
+    journal.close()
+    status = read_status(tmp_path / "state")
+    assert status["round"] == 1
+    assert status["privacy"] == node.privacy.report()
+    assert status["privacy"]["epsilon"] > epsilon([MECHANISM.update_release(4)], 1e-5)
 
 
 @contextmanager

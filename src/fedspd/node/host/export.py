@@ -21,10 +21,9 @@ from fedspd.experiment.export import check_target, disk_errors_of, save_model
 from fedspd.node.host.bundle import Bundle
 from fedspd.node.identity.manifest import file_exists
 from fedspd.node.peer.journal import check_owner
-from fedspd.node.peer.privacy import LEDGER
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import LEDGER, RunFolder
 
 
 def load_runner(bundle: Bundle, state: Path | None = None) -> BlockRunner:

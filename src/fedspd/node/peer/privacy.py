@@ -25,11 +25,11 @@ from fedspd.privacy.accounts import Accounts
 from fedspd.privacy.budget import AnyMechanism, Budget
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
-from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.run_folder import LEDGER, RunFolder
 
 log = logging.getLogger("fedspd.node")
 
-LEDGER, SECRET = "privacy.json", "privacy.key"  # in the journal
+SECRET = "privacy.key"  # in the journal, beside the ledger
 SECRET_BYTES = 32
 LEDGER_FIELDS = ("data", "key", "delta", "releases", "received", "sendable", "silent")
 
@@ -161,7 +161,7 @@ class NodePrivacy(Accounts):
             "privacy budget spent, this node sends nothing more: round=%d epsilon=%g spent=%.4g",
             self._round,
             self.limit.epsilon,
-            self.epsilon(self.ledger["sendable"]),
+            epsilon_of(self.ledger, self.ledger["sendable"]),
         )
 
     def is_silent(self, client: int) -> bool:
@@ -200,20 +200,9 @@ class NodePrivacy(Accounts):
 
     # ---- the cost
 
-    def epsilon(self, known: int) -> float:
-        """Return the epsilon of the first payments."""
-        return epsilon(releases_of(self.ledger["releases"][:known]), self.budget.options.delta)
-
     def report(self) -> Json:
         """Return the node's epsilon against all neighbours together, and against each."""
-        received = self.ledger["received"]
-        return {
-            "delta": self.budget.options.delta,
-            "budget": None if self.limit is None else self.limit.epsilon,
-            "epsilon": round(self.epsilon(max(received.values(), default=0)), 6),
-            "neighbours": {name: round(self.epsilon(n), 6) for name, n in sorted(received.items())},
-            "silent": self.ledger["silent"],
-        }
+        return report_of(self.ledger, None if self.limit is None else self.limit.epsilon)
 
 
 def read_ledger(folder: RunFolder) -> Json:
@@ -232,6 +221,23 @@ def read_ledger(folder: RunFolder) -> Json:
             "damaged. Restore it from a copy, or create the network again."
         )
     return ledger
+
+
+def report_of(ledger: Json, budget: float | None) -> Json:
+    """Return what a ledger says: the epsilon against all neighbours together, and against each."""
+    received = ledger["received"]
+    return {
+        "delta": ledger["delta"],
+        "budget": budget,
+        "epsilon": round(epsilon_of(ledger, max(received.values(), default=0)), 6),
+        "neighbours": {n: round(epsilon_of(ledger, k), 6) for n, k in sorted(received.items())},
+        "silent": ledger["silent"],
+    }
+
+
+def epsilon_of(ledger: Json, known: int) -> float:
+    """Return the epsilon of the first payments."""
+    return epsilon(releases_of(ledger["releases"][:known]), float(ledger["delta"]))
 
 
 def releases_of(entries: Sequence[Json]) -> list[Release]:
