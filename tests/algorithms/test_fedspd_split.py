@@ -23,7 +23,6 @@ from fedspd.algorithms.split_state import (
     shares,
 )
 from fedspd.core.block import Block
-from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner, TrainingOptions
@@ -180,28 +179,32 @@ def test_run_of_the_warm_up_alone_is_not_split():
     assert state.clusters_C.tolist() == [1] * 12
 
 
-def test_mixture_and_prior_never_travel():
-    """No number of the mixtures and priors is among those that any exchange of a run offers."""
-    rng = np.random.default_rng(0)
-    x, y, _ = two_labellings(12, 30, rng.uniform(0.2, 0.8, 12))
-    algorithm, learner = FedSPDSplit(clusters=2), Learner(mlp, TRAINING)
-    data = Block(range(12), 12, x, y, 30, rounds=6, diameter=4)
-    state, secrets, sent = algorithm.begin(learner, data, Key(0)), [], []
-    assert len(state.log_prior_CK.unique()) > 12
-    for t in range(1, 6):
-        generator, answer = algorithm.round(learner, state, data, Key(0, t)), None
-        try:
-            while True:
-                asked = generator.send(answer)
-                sent.append(asked.model_CKP.flatten())
-                answer = Neighbourhood.of(RING, data.clients, asked)
-        except StopIteration as end:
-            state = end.value
-        secrets += [state.mixture_CS, state.log_prior_CK, state.log_prior_CK.exp() / 4]
-    hidden = torch.cat([table.flatten().float() for table in secrets]).unique()
-    hidden = hidden[(hidden != 0) & (hidden != 1)]
-    assert len(hidden) > 80
-    assert not torch.isin(hidden, torch.cat(sent).float()).any()
+@pytest.mark.parametrize("clusters", [0, 2])
+def test_clients_whose_updates_do_not_differ_get_no_offset_and_equal_shares(clusters):
+    """All inputs are 0, and the body has no bias: nothing tells what a label belongs to."""
+
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 16, bias=False), nn.ReLU(), nn.Linear(16, 4))
+
+    x, y, truth = two_labellings(12, 20, np.arange(12) % 2)
+    x = [torch.zeros_like(own) for own in x]
+    state = state_of(simulate(FedSPDSplit(clusters=clusters), x, y, truth, 6, RING, factory))
+    assert not state.offsets_CSQ.any()
+    assert state.clusters_C.tolist() == [max(1, clusters)] * 12
+    assert state.mixture_CS[:, 0].tolist() == [0.5 if clusters else 1.0] * 12
+
+
+def test_mixture_of_two_linear_labellings_is_the_share_of_each():
+    """Every example has another label in the other population, and a linear model learns both.
+
+    So r is 0 or 1, and u_is = (n_is / n + 0.001) / 1.002 with n_is examples of population s.
+    """
+    x, y, truth = two_labellings(12, 100, np.linspace(0.1, 0.9, 12))
+    engine = simulate(FedSPDSplit(clusters=2), x, y, truth, 15, RING, lambda: nn.Linear(10, 4))
+    state, share_N = state_of(engine), np.array([np.mean(own) for own in truth])
+    known_NS = (np.stack([1 - share_N, share_N], 1) + 0.001) / 1.002
+    errors = [abs(state.mixture_CS.numpy()[:, order] - known_NS) for order in ([0, 1], [1, 0])]
+    assert min(error.max() for error in errors) < 0.1
 
 
 def test_model_of_one_linear_layer_has_no_body():

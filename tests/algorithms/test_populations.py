@@ -140,6 +140,8 @@ def test_network_largest_reaches_every_client_and_prefers_the_lowest_id():
 def test_directions_converge_to_the_eigenvectors_on_a_complete_graph(monkeypatch):
     monkeypatch.setattr(populations, "ITERATIONS", 25)
     d_NFQ = heads(20, populations=3)
+    value_Q = torch.linalg.eigvalsh(exact_operator(d_NFQ)).flip(0)
+    assert value_Q[1] > 2 * value_Q[2:].abs().max(), "there is a gap after two directions"
     V_NMQ, _ = solve(lambda data: find_directions(d_NFQ, 2, data, KEY), Graph.complete(20))
     assert largest_angle(V_NMQ[0], exact_directions(d_NFQ, 2)) < 1
     assert torch.allclose(V_NMQ, V_NMQ[:1].expand_as(V_NMQ))

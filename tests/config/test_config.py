@@ -98,6 +98,11 @@ def test_split_arguments_rejects_a_second_config_file():
         ("clints=4", "clints: unknown key; did you mean 'clients'?"),
         ("topology.degre=4", "topology.degre: unknown key; did you mean 'degree'?"),
         ("fedspd.warmpu=4", "fedspd.warmpu: unknown key; did you mean 'warmup'?"),
+        (
+            "fedspd-split.clusters=4",
+            "fedspd-split.clusters: unknown key; did you mean 'clusters', outside the table?",
+        ),
+        ("data.clients=4", "data.clients: unknown key; did you mean 'clients', outside the table?"),
         ("training.learning=4", "training.learning: unknown key; expected one of: "),
         ("topolgy.degree=4", "topolgy: unknown key; did you mean 'topology'?"),
         ("training.learning_rate=1", "training.learning_rate: unknown key; did you mean 'lr'?"),

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from fedspd.algorithms import populations
+from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import CLUSTER_ID_BYTES, HEADER_BYTES
 from fedspd.engines.simulator import Simulator
+from fedspd.runtime.block_runner import BlockRunner
 from fedspd.testing import StrictEngine
-from fedspd.testing.subject import path_graph, run, run_rounds
+from fedspd.testing.subject import CLASSES, ROUNDS, path_graph, run, run_rounds
 
 ENGINES = {"in-process": Simulator, "2 workers": partial(Simulator, workers=2)}
 AVERAGING = ("fedavg", "fedem", "fedper", "fedrep", "pfedme", "ditto")  # with all neighbours
@@ -121,6 +123,29 @@ def test_split_sends_one_model_and_then_body_and_heads(subjects, server):
     (_, bodies, _), heads = picked
     assert 0 <= bodies <= links
     assert heads == (False, 2 * links, Q)
+
+
+@pytest.mark.parametrize("clusters", [0, 2])
+@pytest.mark.parametrize("server", [False, True])
+def test_mixture_and_prior_of_split_never_travel(subjects, server, clusters):
+    """No number of them is among those that an exchange offers, or that newcomers get."""
+    plan, graph = subjects["fedspd-split"].plan(server=server, clusters=clusters), graph_of(server)
+    runner, secrets, sent = BlockRunner(plan), [], []
+    runner.begin()
+    for t in range(1, ROUNDS + 1):
+        announced = runner.start_round(t)
+        while announced is not None:
+            sent.append(runner.exchange.model_CKP.flatten())
+            announced = runner.advance(Neighbourhood.of(graph, range(5), runner.exchange))
+        log_prior_CK = runner.state.log_prior_CK
+        secrets += [runner.state.mixture_CS, log_prior_CK, log_prior_CK.exp() / CLASSES]
+    runner.share()
+    sent.append(runner.exchange.model_CKP.flatten())
+    hidden = torch.cat([table.flatten().float() for table in secrets]).unique()
+    everyday = torch.tensor([0, 1 / 2, 1 / CLASSES, 1])  # that other numbers have, too
+    hidden = hidden[~torch.isin(hidden, everyday)]
+    assert len(hidden) > (40 if clusters else 15)
+    assert not torch.isin(hidden, torch.cat(sent).float()).any()
 
 
 def test_every_exchange_carries_models_of_the_known_size(subject, method):

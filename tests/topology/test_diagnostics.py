@@ -192,10 +192,12 @@ def test_diameter_has_the_expected_values():
 
 
 def test_diameter_bound_holds_where_the_diameter_is_not_exact_or_the_graph_changes():
-    def bound(clients, **options):
-        return diameter_bound(build_topology(TopologyOptions(kind="ring", **options), clients, KEY))
+    def bound(clients, kind="ring", **options):
+        return diameter_bound(build_topology(TopologyOptions(kind=kind, **options), clients, KEY))
 
-    assert (bound(130), bound(2001), bound(130, remove=0.1)) == (65, 2000, 129)
+    assert (bound(130), bound(2001), bound(130, remove=0.1)) == (65, 2000, 65)
+    assert (bound(9, "complete"), bound(9, "complete", remove=0.1)) == (1, 2)
+    assert (bound(1, "complete", remove=0.1), bound(2, "complete", remove=0.1)) == (0, 1)
 
 
 def test_describe_notes_that_uniform_weights_around_a_hub_lead_clients_apart(tmp_path):

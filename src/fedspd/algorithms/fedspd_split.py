@@ -32,11 +32,10 @@ from fedspd.algorithms.labellings import (
     has_own_bodies,
     left_alone,
     mean_of_any_cluster,
-    own_labelling,
     pack_labelling,
     unpack_labelling,
-    watched,
     with_own_bodies,
+    with_own_labelling,
 )
 from fedspd.algorithms.populations import (
     as_long_as,
@@ -51,7 +50,7 @@ from fedspd.algorithms.populations import (
     first_mixture,
     move_heads,
 )
-from fedspd.algorithms.split_check import features_of_halves, judge_split
+from fedspd.algorithms.split_check import Verdict, features_of_halves, judge_split
 from fedspd.algorithms.split_state import (
     State,
     between,
@@ -174,18 +173,18 @@ class FedSPDSplit(Algorithm[State]):
         return with_losses(learner, state, data)
 
     def _shared_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
-        """Step 1: FedAvg on body and V, with the parts of step 2 in its first and last round."""
-        one = learner.split(1)
+        """Step 1: FedAvg on body and V. Step 2 has a part in the first and in the last round."""
+        one, splits = learner.split(1), self._splits(data.rounds)
         model_CA = one.join(state.model_CP, state.offsets_CSQ, state.log_prior_CK)
         trained_CP, _ = one.separate(one.train(model_CA, data, key.of("train", 0)))
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         answer = yield Exchange(only_C1, trained_CP[:, None], data.counts_C[:, None], only_C1)
         mean_CP = answer.mean(only_C1).model_CMP[:, 0]
-        if key.round == 1 and self._splits(data.rounds):
+        if splits and key.round == 1:
             search = self._find_populations(learner, state, data, key, answer)
             state = yield from with_own_labelling(search, left_alone(answer), data)
         before_CP, state = state.model_CP, replace(state, model_CP=mean_CP)
-        if key.round == self.warmup and self._splits(data.rounds):
+        if splits and key.round == self.warmup:
             update_CQ = learner.cut.head(trained_CP - before_CP)
             split = self._split_heads(learner, state, update_CQ, data)
             state = yield from with_own_labelling(split, left_alone(answer), data)
@@ -196,38 +195,40 @@ class FedSPDSplit(Algorithm[State]):
     ) -> Round[State]:
         """Step 2, round 1: clusters are the corners of the cloud of the clients' updates.
 
-        The state is that before the exchange, with the model that all clients began with. Comments
-        give the numbers of docs/methods.md.
+        The state is that before the exchange, with the model that all clients began with. Numbers
+        are those of docs/methods.md.
         """
-        alone_C, only_CFE = left_alone(answer), choose_folds(learner, FOLDS, data, key.of("folds"))
+        alone_C, given = left_alone(answer), self.clusters
+        # 2.1 and 2.2: how each fold of a client's examples moves the head
+        only_CFE = choose_folds(learner, FOLDS, data, key.of("folds"))
         d_CFQ = yield from self._probe_head(learner, state, only_CFE, data, key)
-        # 2.3 and 2.4: directions, and how many of them count
-        M = min(self.clusters - 1 if self.clusters else self.max_clusters, d_CFQ.shape[2])
+        # 2.3: directions in which clients differ
+        M = min(given - 1 if given else self.max_clusters, d_CFQ.shape[2])
         V_CMQ, size_CM = yield from find_directions(d_CFQ, M, data, key.of("directions"))
-        clusters_C, spectrum_CM = torch.full((len(data),), self.clusters), state.spectrum_CM
-        if not self.clusters:
+        # 2.4: how many populations they tell apart
+        clusters_C, spectrum_CM = torch.full((len(data),), given), state.spectrum_CM
+        if not given:
             clusters_C = yield from choose_clusters(size_CM, data, alone_C)
-            spectrum_CM = torch.zeros_like(spectrum_CM)
-            spectrum_CM[:, :M] = size_CM
-        # 2.5 to 2.7: coordinates, corners, and the clients' mixtures between them
-        z_CM = torch.zeros_like(state.coordinates_CM)
-        z_CM[:, :M] = coordinates(V_CMQ, d_CFQ)[:, : z_CM.shape[1]]
+            spectrum_CM = with_width(size_CM, spectrum_CM.shape[1])
+        # 2.5: where each client is
+        z_CM = with_width(coordinates(V_CMQ, d_CFQ), state.coordinates_CM.shape[1])
+        # 2.6: the extreme clients
         corners = find_corners(z_CM, clusters_C, self.cluster_limit, data, alone_C)
         corner_CSM, labelling_C = yield from corners
+        # 2.7: each client's mixture, by how near the corners are
         mixture_CS = yield from first_mixture(z_CM, corner_CSM, clusters_C, data)
-        # 2.8: is a head for each worth it, and a body?
-        is_kept_C = has_own_C = torch.ones(len(data), dtype=torch.bool)
+        # 2.8: are they worth a head each, and a body?
+        verdict = Verdict.of_all(len(data))
         if self.check:
             feature_C2B = features_of_halves(learner, state.model_CP, only_CFE, data)
-            judged = yield from judge_split(
-                feature_C2B, z_CM, mixture_CS, clusters_C, data, alone_C, answer.rule in ROBUST
-            )
-            is_kept_C, has_own_C = judged[0] | bool(self.clusters), judged[1]
+            found = feature_C2B, z_CM, mixture_CS, clusters_C
+            verdict = yield from judge_split(*found, data, alone_C, answer.rule in ROBUST)
+        is_kept_C = verdict.is_kept_C | bool(given)
         return replace(
             state,
             mixture_CS=torch.where(is_kept_C[:, None], mixture_CS, state.mixture_CS),
             clusters_C=torch.where(is_kept_C, clusters_C, 1),
-            labelling_C=with_own_bodies(labelling_C, has_own_C),
+            labelling_C=with_own_bodies(labelling_C, verdict.has_own_bodies_C),
             spectrum_CM=spectrum_CM,
             coordinates_CM=z_CM,
             corners_CSM=torch.where(is_kept_C[:, None, None], corner_CSM, 0),
@@ -236,7 +237,7 @@ class FedSPDSplit(Algorithm[State]):
     def _probe_head(
         self, learner: Learner, state: State, only_CFE: Tensor, data: Block, key: Key
     ) -> Round[Tensor]:
-        """2.1 and 2.2: return d_CFQ, how each fold moves the head, without the label counts."""
+        """2.1 and 2.2: return d_CFQ, how each fold moves the head beyond its label counts."""
         weight_CE = balanced_weights(state.log_prior_CK, data)
         moved = move_heads(learner, state.model_CP, only_CFE, weight_CE, data, key)
         is_used_CF = only_CFE.any(2)
@@ -441,9 +442,6 @@ def rate_factors(split: SplitLearner) -> Tensor:
     return factor_W
 
 
-def with_own_labelling(search: Round[State], alone_C: Tensor, data: Block) -> Round[State]:
-    """Run a part of the split; clients that it left alone share their labelling with no one."""
-    state, alone_C = yield from watched(search, alone_C)
-    is_alone_C = alone_C & (state.labelling_C != NO_LABELLING)
-    own_C = own_labelling(data.clients, state.clusters_C)
-    return replace(state, labelling_C=torch.where(is_alone_C, own_C, state.labelling_C))
+def with_width(table_CM: Tensor, width: int) -> Tensor:
+    """Return the first columns of a table, and zeros where it has fewer."""
+    return nn.functional.pad(table_CM, (0, width - table_CM.shape[1]))

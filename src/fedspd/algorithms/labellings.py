@@ -19,20 +19,20 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedspd.algorithms.split_state import State
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Mean, Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.robust import MIN_VOICES, ROBUST
 
-Value = TypeVar("Value")
 NO_LABELLING = -1
 CHECKSUM_BITS = 24  # a float32 holds such an integer exactly
 OWN_BODIES = 1  # the last bit of a labelling
@@ -214,8 +214,11 @@ def exchange_heads(
     return Heads(mean_CSQ, clusters_C, labelling_C, has_joined_C)
 
 
-def watched(search: Round[Value], alone_C: Tensor) -> Round[tuple[Value, Tensor]]:
-    """Run a search; return its result, and who was left alone before or in one of its exchanges."""
+def with_own_labelling(search: Round[State], alone_C: Tensor, data: Block) -> Round[State]:
+    """Run a part of the split; clients that it leaves alone share their labelling with no one.
+
+    A client is left alone if it received from no one before, or in one of the part's exchanges.
+    """
     try:
         asked = next(search)
         while True:
@@ -223,4 +226,7 @@ def watched(search: Round[Value], alone_C: Tensor) -> Round[tuple[Value, Tensor]
             alone_C = alone_C | left_alone(answer)
             asked = search.send(answer)
     except StopIteration as end:
-        return end.value, alone_C
+        state: State = end.value
+    is_alone_C = alone_C & (state.labelling_C != NO_LABELLING)
+    own_C = own_labelling(data.clients, state.clusters_C)
+    return replace(state, labelling_C=torch.where(is_alone_C, own_C, state.labelling_C))

@@ -5,7 +5,7 @@ model: the folds agree in what is the client's own, and not in what is chance. D
 leading eigenvectors of the network mean of d_if d_ig' over pairs of different folds, by orthogonal
 iteration. Populations are the corners of the cloud of the clients' coordinates, since a client may
 be a mixture of populations; successive projection finds them. All means are by accelerated gossip,
-all maxima by gossip over as many hops as the diameter.
+all maxima by gossip over as many hops as the diameter. Numbers are those of docs/methods.md.
 
 Shapes: C clients, F folds, K outputs of a head, B inputs, M directions, Q length of a vector, S
 clusters, X length of any vector.
@@ -38,6 +38,9 @@ LENGTH = 1.0  # of the first D_s, in lengths of V: so far apart, EM tells the cl
 NOISE = 0.5  # eigenvalues below this share of 1 / N are as good as 0
 
 
+# ---- means and maxima over the network
+
+
 def neighbourhood_mean(
     x_CMX: Tensor, data: Block, labelling_C: Tensor | None = None
 ) -> Round[tuple[Tensor, bool]]:
@@ -66,7 +69,8 @@ def gossip_mean(
 ) -> Round[tuple[Tensor, bool]]:
     """Return the mean over the network by a Chebyshev recursion, and whether the rule is linear.
 
-    A robust mean is not linear, so that the recursion does not hold: it is applied as often.
+    `a`, `b` and `c` are the omegas of three steps in a row. A robust mean is not linear, so that
+    the recursion does not hold: it is applied as often.
     """
     first = neighbourhood_mean(x_CMX, data, labelling_C)
     before, (now, is_linear) = x_CMX, (yield from first)
@@ -131,6 +135,9 @@ def _without(offer_AX: Tensor, limit_A: Tensor) -> Tensor:
     return torch.cat([first_A[:, None], offer_AX[:, 1:]], 1)
 
 
+# ---- 2.1: probe the head
+
+
 def choose_folds(learner: Learner, count: int, data: Block, key: Key) -> Tensor:
     """Return only_CFE: which examples each of the folds has.
 
@@ -181,6 +188,9 @@ def move_heads(
     return weight_CFKB, bias_CFK if bias_CFK.shape[2] else weight_CFKB.sum(3)
 
 
+# ---- 2.2: remove the label counts
+
+
 def centre_folds(
     weight_CFKB: Tensor, bias_CFK: Tensor, is_used_CF: Tensor, data: Block
 ) -> Round[Tensor]:
@@ -218,13 +228,18 @@ def without_mean_feature(weight_CFKB: Tensor, bias_CFK: Tensor, mean_CX: Tensor)
     return d_CFQ
 
 
+# ---- 2.3: directions in which clients differ
+
+
 def find_directions(
     d_CFQ: Tensor, count: int, data: Block, key: Key
 ) -> Round[tuple[Tensor, Tensor]]:
     """Return V_CMQ and size_CM, every client's own estimate of the leading eigenvectors and values.
 
-    An eigenvalue's size is the length of A v beside the directions before it. Chance has values of
-    both signs. Where it mixes them in one direction, v' A v cancels, and this length does not.
+    A is the mean of d_f d_g' over the clients and the pairs of different folds, all of length 1. A
+    client's part of A v is the mean of (d_g . v) d_f. An eigenvalue's size is the length of A v
+    beside the directions before it. Chance has values of both signs. Where it mixes them in one
+    direction, v' A v cancels, and this length does not.
     """
     draw = torch.randn(d_CFQ.shape[2], count, generator=key.torch(), dtype=torch.double)
     V_CMQ: Tensor = torch.linalg.qr(draw)[0].T.to(d_CFQ).repeat(len(d_CFQ), 1, 1)
@@ -247,12 +262,6 @@ def _along(V_CMQ: Tensor, x_CFQ: Tensor) -> Tensor:
     return torch.stack(folds, 1)
 
 
-def coordinates(V_CMQ: Tensor, d_CFQ: Tensor) -> Tensor:
-    """Return z_CM, the coordinates of every client: the mean over its folds that have examples."""
-    count_C1 = (d_CFQ.norm(dim=2) > 0).sum(1, keepdim=True).to(d_CFQ)
-    return divide(_along(V_CMQ, d_CFQ).sum(1), count_C1)
-
-
 def _orthonormalise(w_CMQ: Tensor) -> tuple[Tensor, Tensor]:
     """Return the Q of a QR decomposition whose R has a positive diagonal, and this diagonal."""
     q_CQM, r_CMM = torch.linalg.qr(w_CMQ.double().transpose(1, 2))
@@ -260,6 +269,9 @@ def _orthonormalise(w_CMQ: Tensor) -> tuple[Tensor, Tensor]:
     sign_CM = torch.where(diagonal_CM < 0, -1.0, 1.0)
     V_CMQ: Tensor = (q_CQM * sign_CM[:, None]).transpose(1, 2).to(w_CMQ).contiguous()
     return V_CMQ, diagonal_CM.abs().to(w_CMQ)
+
+
+# ---- 2.4: the number of clusters
 
 
 def choose_clusters(size_CM: Tensor, data: Block, alone_C: Tensor) -> Round[Tensor]:
@@ -293,6 +305,18 @@ def largest_gap(value_CM: Tensor, network_size: int) -> tuple[Tensor, Tensor]:
     ratio_CM = value_CM[:, :-1] / value_CM[:, 1:].clamp(min=NOISE / network_size)
     best = ratio_CM.max(1)
     return torch.where(best.values >= LEAST_RATIO, best.indices + 2, 1), best.values.clamp(min=0)
+
+
+# ---- 2.5: coordinates
+
+
+def coordinates(V_CMQ: Tensor, d_CFQ: Tensor) -> Tensor:
+    """Return z_CM, the coordinates of every client: the mean over its folds that have examples."""
+    count_C1 = (d_CFQ.norm(dim=2) > 0).sum(1, keepdim=True).to(d_CFQ)
+    return divide(_along(V_CMQ, d_CFQ).sum(1), count_C1)
+
+
+# ---- 2.6 and 2.7: corners, and mixtures between them
 
 
 def find_corners(
@@ -374,6 +398,9 @@ def first_mixture(
     mean_C11 = yield from network_mean(own_C[:, None, None], data)
     score_CS = -2 * divide(distance_CS, mean_C11[:, 0])
     return score_CS.double().masked_fill(~is_used_CS, -torch.inf).softmax(1)
+
+
+# ---- the first heads, in the last round of the warm-up
 
 
 def find_slopes(update_CQ: Tensor, z_CM: Tensor, labelling_C: Tensor, data: Block) -> Round[Tensor]:

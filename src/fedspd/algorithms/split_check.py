@@ -15,6 +15,8 @@ clusters' robust centres, which is between them whatever their sizes.
 Shapes: C clients, F folds, E examples, B inputs of a head, M coordinates, S clusters.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,19 @@ CHANCE = 2.5  # and in 1 / N what they may explain by chance
 GATHERED = 0.87  # share of the coordinates' variance that lies between the clusters of a split
 
 
+class Verdict(NamedTuple):
+    """What is worth having for each of the populations that were found."""
+
+    is_kept_C: Tensor  # a head
+    has_own_bodies_C: Tensor  # a body too, in the second half of the rounds
+
+    @classmethod
+    def of_all(cls, clients: int) -> "Verdict":
+        """Return the verdict without a check."""
+        yes_C = torch.ones(clients, dtype=torch.bool)
+        return cls(yes_C, yes_C)
+
+
 def judge_split(
     feature_C2B: Tensor,
     z_CM: Tensor,
@@ -43,10 +58,10 @@ def judge_split(
     data: Block,
     alone_C: Tensor,
     is_robust: bool,
-) -> Round[tuple[Tensor, Tensor]]:
-    """Return whether the split is kept, and whether features tell its populations apart.
+) -> Round[Verdict]:
+    """Return what each population is worth; one client decides for all.
 
-    One client decides for all.
+    A head, unless features tell populations apart that clients mix; a body, where features do.
     """
     z_CM = where_in_use(z_CM, clusters_C)
     if is_robust:
@@ -55,11 +70,11 @@ def judge_split(
     else:
         r_C = yield from correlation_with_features(feature_C2B, z_CM, data)
         gathered_C = yield from share_between_clusters(z_CM, mixture_CS, clusters_C, data)
-    explains_C = r_C.clamp(min=0).square() >= EXPLAINED + CHANCE / data.network_size
-    is_kept_C = ~explains_C | (gathered_C >= GATHERED)
-    agreed_C = yield from agree((is_kept_C + 2 * explains_C).to(z_CM), data, alone_C)
-    code_C = agreed_C.round().clamp(0, 3).long()
-    return (code_C & 1).bool(), (code_C & 2).bool()
+    differ_C = r_C.clamp(min=0).square() >= EXPLAINED + CHANCE / data.network_size
+    is_kept_C = ~differ_C | (gathered_C >= GATHERED)
+    code_C = (is_kept_C + 2 * differ_C).to(z_CM)  # both answers as one number
+    agreed_C = (yield from agree(code_C, data, alone_C)).round().clamp(0, 3).long()
+    return Verdict((agreed_C & 1).bool(), (agreed_C & 2).bool())
 
 
 def features_of_halves(learner: Learner, model_CP: Tensor, only_CFE: Tensor, data: Block) -> Tensor:

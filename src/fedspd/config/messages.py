@@ -63,6 +63,8 @@ def _known_keys(location: Location, table: type[Options]) -> str:
         owners = [name for name, own in METHOD_TABLES.items() if last in _keys((), own)]
         if owners:
             return f"'{last}' is an option of {', '.join(owners)}."
+    if len(location) > 1 and last in _keys((), table):
+        return f"did you mean '{last}', outside the table?"
     known = _keys(location[:-1], table)
     if not known:
         return f"{location[0]} has no options."

@@ -18,7 +18,7 @@ class Block:
                    has the same shape in every block
     server         whether the network has a server (a star)
     rounds         T, the rounds of the run
-    diameter       a bound on the hops between two clients
+    diameter       a bound on the hops between two clients in round 1
 
     There is no ground truth here: a method cannot read which distribution an example came from.
     """

@@ -100,11 +100,14 @@ def _max_hops(graph: Graph, first: int) -> int:
 
 
 def diameter_bound(topology: Topology) -> int:
-    """Return a bound on the hops between two clients; of a dynamic graph, that of any graph."""
+    """Return a bound on the hops between two clients in round 1.
+
+    Of a dynamic graph it is at least 2: later graphs are not complete, even if the first one is.
+    """
     graph = topology.at(1)
-    if topology.options.remove:
-        return graph.clients - 1
     hops, is_exact = diameter(graph)
+    if topology.options.remove:
+        hops = max(hops, min(2, graph.clients - 1))
     return hops if is_exact else 2 * hops
 
 
