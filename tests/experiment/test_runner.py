@@ -252,6 +252,22 @@ def test_run_refuses_a_model_function_that_returns_no_module():
             fedspd.run(TINY, model=lambda shape, classes, found=found: found)
 
 
+@pytest.mark.parametrize("frozen", [nn.Flatten(), nn.Linear(4, 3).requires_grad_(False)])
+def test_run_refuses_a_model_with_nothing_to_train(frozen):
+    x, y = np.zeros((40, 4), np.float32), np.arange(40) % 3
+    name = type(frozen).__name__
+    with pytest.raises(ConfigError, match=f"^model: {name} has no parameters to train; expected"):
+        fedspd.run({"clients": 2, "rounds": 1}, data=(x, y), model=lambda shape, classes: frozen)
+
+
+def test_run_refuses_a_folder_that_is_not_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for function in (fedspd.run, fedspd.compare):
+        with pytest.raises(ConfigError, match=r"^out: a value of type int; expected the path"):
+            function({"clients": 2, "rounds": 1}, out=3)
+    assert not list(tmp_path.iterdir())
+
+
 def test_result_of_a_method_without_clusters_has_an_empty_mixture():
     assert fedspd.run(TINY | {"method": "local", "rounds": 1}).mixture.shape == (4, 0)
 
