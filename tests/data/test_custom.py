@@ -194,6 +194,20 @@ def test_from_image_folder_converts_all_to_colour_if_one_image_is(tmp_path):
     assert (source.test.x[0, :, 0, 0].tolist(), source.test.y.tolist()) == ([9, 9, 9], [1])
 
 
+def test_parts_are_not_read_as_clients_of_these_names(tmp_path):
+    """Folders train and val, or files train.csv and test.csv, were two clients each."""
+    for part in ("train", "val"):
+        write_image(tmp_path / "images" / part / "ant" / "1.png", 7)
+    for part in ("train", "test"):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{part}.csv").write_text("a,label\n1,0\n2,1\n")
+        (tmp_path / "folders" / part).mkdir(parents=True)
+        np.savez(tmp_path / "folders" / part / "data.npz", x=X, y=Y)
+    for name in ("images", "files", "folders"):
+        with pytest.raises(DataError, match="train is the name of a part; expected one for each"):
+            load_source(tmp_path / name)
+
+
 def test_from_image_folder_rejects_invalid_folders(tmp_path):
     write_image(tmp_path / "sizes" / "ant" / "1.png", 7)
     write_image(tmp_path / "sizes" / "bee" / "2.png", 7, size=(6, 4))
