@@ -45,6 +45,10 @@ def load_source(
         if not isinstance(spec, str | Path):
             raise
         raise DataError(_name_spec(str(error), str(spec), key)) from error
+    except OSError as error:  # of a folder that this user may not read
+        raise DataError(
+            f"{key} = '{spec}': '{error.filename}' cannot be read: {error.strerror or error}."
+        ) from error
     for key in ("inputs", "target", "client"):
         if (value := getattr(reading, key)) and not source.has_columns:
             shown = f"'{value}'" if isinstance(value, str) else ", ".join(value)
