@@ -80,6 +80,7 @@ def test_help_documents_exit_codes():
         (["run", "--workers", "0"], "--workers: expected a number greater than or equal to 1."),
         (["run", "--workers", "two"], "--workers: expected a valid integer."),
         (["run", "--out"], "--out"),
+        (["node", "run", "--bundle", "b", "--log", "xml"], "fedspd: --log: 'xml' is not one of"),
         (["rnu"], "No such command 'rnu'."),
         (["data", "gte"], "No such command 'gte'."),
     ],

@@ -97,7 +97,7 @@ def test_history_counts_costs_up_to_a_target(compared):
     first = next(entry for entry in entries if entry["accuracy"] >= target)
     found = next(r for r in compared.reach(target) if r["seed"] == run.seed)
     assert found["round"] == first["round"]
-    assert all(row["round"] is None for row in compared.reach(1.1))
+    assert all(row["round"] is None for row in compared.reach(1.0))
 
 
 def test_regression_has_rmse_and_r2_in_tables_and_figures(tmp_path):
@@ -184,5 +184,11 @@ def test_stop_outside_a_round_is_refused():
 
 
 def test_target_must_be_a_number(compared):
-    with pytest.raises(ConfigError, match="expected a number, such as"):
+    with pytest.raises(ConfigError, match="expected a number from 0 to 1, such as"):
         compared.reach("0.9")
+
+
+def test_sweep_takes_the_values_of_a_generator():
+    grid = {"rounds": (rounds for rounds in (1, 2))}
+    found = fedspd.sweep(TINY, grid, **OWN, methods=["local"], seeds=1)
+    assert [row["rounds"] for row in found.rows()] == [1, 2]

@@ -81,6 +81,18 @@ def test_split_arguments_separates_the_config_file_from_overrides(arguments, exp
     assert split_arguments(arguments) == expected
 
 
+def test_split_arguments_takes_a_file_whose_path_has_an_equals_sign(tmp_path, monkeypatch):
+    """The run folders of a comparison are called so: fedavg,seed=0."""
+    monkeypatch.chdir(tmp_path)
+    stored = Path("rounds=3,fedavg,seed=0") / "config.toml"
+    stored.parent.mkdir()
+    stored.touch()
+    assert split_arguments([str(stored), "seed=1"]) == (stored, ["seed=1"])
+    missing = Path("runs") / "fedavg,seed=0" / "config.toml"
+    assert split_arguments([str(missing)]) == (missing, [])
+    assert split_arguments(["topology.file=a/b.txt"]) == (None, ["topology.file=a/b.txt"])
+
+
 def test_split_arguments_rejects_a_second_config_file():
     with pytest.raises(ConfigError) as caught:
         split_arguments(["a.toml", "rounds=3", "b.toml"])

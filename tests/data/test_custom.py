@@ -88,6 +88,7 @@ NOT_FINITE[4, 1] = np.nan
         ((X, np.zeros((10, 2), int)), r"y: shape \(10, 2\); expected one class label"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "x_train: rows of several lengths"),
         ((X, [None, *Y[1:]]), "y_train: a value of example 0 is not finite"),
+        ((np.array([[10**400]] * 10, object), Y), "x_train: a value '1000.*of type int; expected"),
         ((X, NOT_FINITE[:, 1]), "y_train: a value of example 4 is not finite"),
         ((X[:, 0], Y), r"x_train: shape \(10,\); expected \[n, \.\.\.\]"),
         ((np.zeros((10, 32, 32, 3), np.uint8), Y), "seems to have the channels last"),
@@ -113,6 +114,26 @@ def test_from_npz_reads_files_with_and_without_a_test_part(tmp_path):
 class Trap:
     def __reduce__(self):
         return pytest.fail, ("a pickle was loaded",)
+
+
+def test_error_names_the_key_and_the_file_that_has_the_fault(tmp_path):
+    path = tmp_path / "sensors.npz"
+    np.savez(path, x=NOT_FINITE, y=Y)
+    for key in ("data.name", "data.second"):
+        with pytest.raises(DataError) as caught:
+            load_source(str(path), key=key)
+        assert str(caught.value).startswith(f"{key} = '{path}': x_train: a value of example 4")
+    with pytest.raises(DataError, match=r"^data\.second = 'nowhere': not a dataset"):
+        load_source("nowhere", key="data.second")
+    with pytest.raises(DataError, match=r"^x_train: a value of example 4"):
+        load_source((NOT_FINITE, Y))
+
+
+def test_column_that_is_not_numbers_shows_a_value_that_is_none(tmp_path):
+    path = tmp_path / "ages.csv"
+    path.write_text("age,label\n31,0\n?,1\n")
+    with pytest.raises(DataError, match=r"the column 'age' has values such as '\?'; expected numb"):
+        load_source(str(path))
 
 
 def test_from_npz_rejects_invalid_files(tmp_path):
@@ -171,6 +192,20 @@ def test_from_image_folder_converts_all_to_colour_if_one_image_is(tmp_path):
     assert source.shape == (3, 4, 5)
     assert source.train.x[:, :, 0, 0].tolist() == [[7, 7, 7], [10, 20, 30]]
     assert (source.test.x[0, :, 0, 0].tolist(), source.test.y.tolist()) == ([9, 9, 9], [1])
+
+
+def test_parts_are_not_read_as_clients_of_these_names(tmp_path):
+    """Folders train and val, or files train.csv and test.csv, were two clients each."""
+    for part in ("train", "val"):
+        write_image(tmp_path / "images" / part / "ant" / "1.png", 7)
+    for part in ("train", "test"):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{part}.csv").write_text("a,label\n1,0\n2,1\n")
+        (tmp_path / "folders" / part).mkdir(parents=True)
+        np.savez(tmp_path / "folders" / part / "data.npz", x=X, y=Y)
+    for name in ("images", "files", "folders"):
+        with pytest.raises(DataError, match="train is the name of a part; expected one for each"):
+            load_source(tmp_path / name)
 
 
 def test_from_image_folder_rejects_invalid_folders(tmp_path):

@@ -1,14 +1,18 @@
 """A client's model as a file: it predicts as in Python, and says which inputs it takes."""
 
 import json
+import resource
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
 import fedspd
 from fedspd.cli.main import execute
+from fedspd.core.errors import StorageError
+from fedspd.experiment.export import save_model
 
 TINY = {
     "method": "fedavg",
@@ -90,3 +94,17 @@ def test_export_refuses_what_it_cannot_write(run, tmp_path, capsys):
     errors = capsys.readouterr().err
     assert "expected a name that ends in .onnx or .pt2 or .safetensors" in errors
     assert "client = 9: expected an integer from 0 to 2." in errors
+
+
+def test_export_that_finds_no_room_keeps_the_file_of_an_earlier_one(tmp_path):
+    to = tmp_path / "model.safetensors"
+    save_model(nn.Linear(4, 2), (4,), torch.float32, to)
+    before, limits = to.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="could not be written"):
+            save_model(nn.Linear(400, 2), (400,), torch.float32, to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert to.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [to]

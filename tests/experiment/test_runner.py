@@ -1,6 +1,7 @@
 """fedspd.run, as in a notebook: its arguments, its result, and what it leaves alone."""
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,52 @@ def test_run_refuses_a_model_function_that_returns_no_module():
     for found, kind in ((None, "NoneType"), (nn.Linear, "type")):
         with pytest.raises(ConfigError, match=rf"^model: the function returned .* {kind};"):
             fedspd.run(TINY, model=lambda shape, classes, found=found: found)
+
+
+@pytest.mark.parametrize("frozen", [nn.Flatten(), nn.Linear(4, 3).requires_grad_(False)])
+def test_run_refuses_a_model_with_nothing_to_train(frozen):
+    x, y = np.zeros((40, 4), np.float32), np.arange(40) % 3
+    name = type(frozen).__name__
+    with pytest.raises(ConfigError, match=f"^model: {name} has no parameters to train; expected"):
+        fedspd.run({"clients": 2, "rounds": 1}, data=(x, y), model=lambda shape, classes: frozen)
+
+
+@pytest.fixture
+def locked(tmp_path):
+    """Return a folder that this user may not read, be it the superuser or not."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    (folder / "a.npz").touch()
+    folder.chmod(0)
+    _ = fedspd.compare, fedspd.open, fedspd.report  # another user may not import them
+    is_superuser = os.geteuid() == 0
+    if is_superuser:
+        os.seteuid(65534)
+    yield folder
+    if is_superuser:
+        os.seteuid(0)
+    folder.chmod(0o700)
+
+
+def test_folder_that_may_not_be_read_is_refused_in_a_sentence(locked):
+    for use in (
+        lambda: fedspd.run(TINY, out=locked / "run"),
+        lambda: fedspd.compare(TINY, out=locked / "comparison", methods=["local"], seeds=1),
+        lambda: fedspd.open(locked),
+        lambda: fedspd.report(locked),
+    ):
+        with pytest.raises(StorageError, match=r"cannot be read \(Permission denied\)"):
+            use()
+    with pytest.raises(DataError, match=r"^data\.name = '.*locked': .* cannot be read: Permission"):
+        fedspd.run({**TINY, "data": {"name": str(locked)}})
+
+
+def test_run_refuses_a_folder_that_is_not_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for function in (fedspd.run, fedspd.compare):
+        with pytest.raises(ConfigError, match=r"^out: a value of type int; expected the path"):
+            function({"clients": 2, "rounds": 1}, out=3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_result_of_a_method_without_clusters_has_an_empty_mixture():

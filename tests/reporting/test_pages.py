@@ -2,10 +2,12 @@
 
 import csv
 import json
+import math
 from html.parser import HTMLParser
 
 import pytest
 
+from fedspd.core.errors import ConfigError
 from fedspd.reporting import html, tables
 from fedspd.reporting.pages import read_comparison, write_report
 from fedspd.storage.run_folder import RunFolder
@@ -190,6 +192,14 @@ def test_report_shows_what_a_target_costs(write_run):
     assert "accuracy of at least 57.0 %" in tables.to_markdown(comparison)
     rows = list(csv.DictReader(tables.to_csv(comparison).splitlines()))
     assert [row["round_to_target"] for row in rows] == ["3", ""]
+
+
+@pytest.mark.parametrize("target", [math.nan, math.inf, -0.5, 80.0])
+def test_target_that_is_not_an_accuracy_is_refused(write_run, target):
+    """80 is meant in per cent, which no run would ever have reached."""
+    folders = [write_run("a", scores=(0.5, 0.7))]
+    with pytest.raises(ConfigError, match=f"^target = {target}: expected a number from 0 to 1"):
+        read_comparison(folders, "fedspd", target)
 
 
 def test_report_shows_classes_by_name_and_other_scores(write_run):

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedspd.cli.running import new_folder
 from fedspd.config import ExperimentConfig, as_dict, check_used, load, split_arguments, validate
+from fedspd.core.machine import file_exists
 from fedspd.core.scores import ACCURACY, main_score
 from fedspd.node.host import local_network
 from fedspd.node.host.local_network import Listener, NodeProcess
@@ -44,7 +45,7 @@ def _open_network(settings: list[str], nodes: int | None, folder: Path) -> Exper
     check_used(config, [config.method])
     if nodes is not None:
         config = validate({**as_dict(config), "clients": nodes})
-    if not (folder / "network.json").exists():
+    if not file_exists(folder / "network.json"):
         local_network.create(config, folder)
         return config
     stored = local_network.read_config(folder)

@@ -391,6 +391,7 @@ def _explain(error: Exception, arguments: list[str]) -> int:
 
 def _as_sentence(message: str) -> str:
     """Return an error of typer in the form of the others, where it names what it expects."""
+    message = re.sub(r"^Invalid value for '([^']+)': Value error, ", r"\1: ", message)
     found = re.fullmatch(r"Invalid value for '([^']+)': Input should be ([^,]+)(,.*)?", message)
     if found is None:
         return message

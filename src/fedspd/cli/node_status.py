@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.core.errors import StorageError
+from fedspd.core.machine import file_exists
 from fedspd.core.scores import ACCURACY, OTHER_SCORES, RMSE
 from fedspd.node.host.status import ask_status
-from fedspd.node.identity.manifest import file_exists
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import LEDGER, RunFolder
 

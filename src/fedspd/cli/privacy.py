@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedspd.config import ExperimentConfig, load, method_class, split_arguments, validate
 from fedspd.core.errors import ConfigError
+from fedspd.core.machine import file_exists
 from fedspd.experiment.build import build_budget
 from fedspd.experiment.spending import silence_alarm
 from fedspd.node.peer.privacy import read_ledger, report_of
@@ -44,7 +45,7 @@ def show(settings: list[str], as_json: bool) -> None:
 def _find_folder(path: Path) -> Path | None:
     """Return the folder of a run or of a node's journal, which may be in its bundle; None: none."""
     for folder in (path, path / "state"):
-        if (folder / "run.json").exists():
+        if file_exists(folder / "run.json"):
             return folder
     if path.is_dir():
         raise ConfigError(

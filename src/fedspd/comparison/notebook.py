@@ -17,7 +17,7 @@ from fedspd.experiment.callbacks import Callback, check_callbacks
 from fedspd.experiment.frames import as_frame, html_table
 from fedspd.experiment.result import Result
 from fedspd.experiment.resuming import check_same
-from fedspd.experiment.runner import Config, as_config, is_watched
+from fedspd.experiment.runner import Config, as_config, as_path, is_watched
 from fedspd.reporting import pages, run_figures
 from fedspd.reporting.method_rows import Comparison
 from fedspd.reporting.runs import check_events, is_comparison
@@ -148,7 +148,7 @@ def sweep(
     jobs = choose_jobs(base, _as_text(methods), seeds, _as_grid(grid))
     jobs = [replace(job, data=data, model=model) for job in jobs]
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
-    folder = Path(temporary.name) / "comparison" if temporary else Path(str(out))
+    folder = Path(temporary.name) / "comparison" if temporary else as_path("out", out)
     _run(jobs, folder, workers, callbacks, progress, base.method)
     written = pages.write_report([folder], folder, base.method)
     return ComparisonResult(folder, written, temporary)
@@ -157,13 +157,6 @@ def sweep(
 def _check_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1.")
-
-
-def _as_path(name: str, value: Any) -> Path:
-    if not isinstance(value, str | Path):
-        kind = type(value).__name__
-        raise ConfigError(f"{name}: a value of type {kind}; expected the path of a folder.")
-    return Path(value)
 
 
 def _as_text(methods: Methods) -> str | None:
@@ -180,10 +173,13 @@ def _as_grid(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
             f"grid: a value of type {type(grid).__name__}; expected a dict of lists, such as "
             "{'topology.degree': [2, 4, 6]}."
         )
+    found: dict[str, list[Any]] = {}
     for key, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Iterable) or not list(values):
+        is_list = isinstance(values, Iterable) and not isinstance(values, str)
+        found[key] = list(values) if is_list else []
+        if not found[key]:
             raise ConfigError(f"grid: {key} = {values!r}: expected a list of values.")
-    return {key: list(values) for key, values in grid.items()}
+    return found
 
 
 def _run(
@@ -211,13 +207,15 @@ def report(
     `target` is a mean accuracy, or RMSE, of which the report says what it costs.
     """
     many = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    folders = [_as_path("runs", run) for run in many]
+    folders = [as_path("runs", run) for run in many]
     if not folders:
         raise ConfigError("runs = []: expected at least one folder of run, compare or sweep.")
     reference = load().method
     if out is None:
         return ComparisonResult(folders[0], pages.read_comparison(folders, reference, target))
-    return ComparisonResult(Path(out), pages.write_report(folders, Path(out), reference, target))
+    return ComparisonResult(
+        as_path("out", out), pages.write_report(folders, as_path("out", out), reference, target)
+    )
 
 
 def open_folder(
@@ -227,7 +225,7 @@ def open_folder(
 
     What was passed to `run` as `data` or `model` has to be passed again.
     """
-    path = _as_path("folder", folder)
+    path = as_path("folder", folder)
     if is_comparison(path):
         return report(path)
     run_folder = RunFolder.open(path)

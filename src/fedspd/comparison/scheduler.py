@@ -17,6 +17,7 @@ from pathlib import Path
 from fedspd.comparison.jobs import Job
 from fedspd.config import changes, load
 from fedspd.core.errors import FedspdError, StorageError
+from fedspd.core.machine import file_exists
 from fedspd.experiment import runner
 from fedspd.experiment.build import build_experiment, device_of
 from fedspd.experiment.callbacks import Callback, notify
@@ -124,7 +125,7 @@ def _claim(todo: Sequence[Job], folder: Path, reference: str) -> None:
     }
     if also := {job.name: job.also for job in todo if job.also}:
         content["also"] = also
-    if (folder / "compare.json").exists():
+    if file_exists(folder / "compare.json"):
         before = RunFolder(folder).read("compare.json")
         if not _contains(content, before):
             raise _is_another(folder)

@@ -24,20 +24,26 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Exper
 
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return the config file and the overrides among the arguments [CONFIG] [KEY=VALUE]..."""
-    paths = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if _is_override(argument)]
+    paths = [argument for argument in arguments if argument not in overrides]
     if len(paths) > 1:
         raise ConfigError(
             f"'{paths[1]}': neither an override nor the only config file, which is '{paths[0]}'; "
             "expected [CONFIG] [KEY=VALUE]..., for example rounds=30 or topology.degree=6."
         )
-    overrides = [argument for argument in arguments if "=" in argument]
     return Path(paths[0]) if paths else None, overrides
+
+
+def _is_override(argument: str) -> bool:
+    """Return whether this is KEY=VALUE; folders of a comparison have an equals sign too."""
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in key and not Path(argument).is_file()
 
 
 def parse_override(override: str) -> tuple[str, Any]:
     """Return the key and the value of KEY=VALUE; a value that is not TOML is a string."""
     key, equals, value = override.partition("=")
-    if not equals or not key:
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise ConfigError(
             f"'{override}': not an override; expected KEY=VALUE, for example rounds=30 or "
             "topology.degree=6."

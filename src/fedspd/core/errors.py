@@ -7,6 +7,8 @@ The command line prints it without a traceback and exits with `exit_code`.
 import difflib
 from collections.abc import Iterable
 
+SHOWN_AT_MOST = 40  # names in a sentence; the config's top level has fewer
+
 
 class FedspdError(Exception):
     """The base of all errors of fedspd."""
@@ -81,7 +83,10 @@ class MalformedError(TransportError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: the nearest known one, or all of them."""
+    """Return the end of a sentence about an unknown word: the nearest known one, or many."""
     known = sorted(known)
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else f"expected one of: {', '.join(known)}."
+    if close:
+        return f"did you mean '{close[0]}'?"
+    shown, more = ", ".join(known[:SHOWN_AT_MOST]), len(known) - SHOWN_AT_MOST
+    return f"expected one of: {shown}{f', and {more} more' if more > 0 else ''}."

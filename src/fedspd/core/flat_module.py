@@ -66,6 +66,12 @@ class FlatModule:
             if buffer is not None
         ]
         self.weights = sum(p.numel() for _, p in parameters if p.requires_grad)
+        if not self.weights:
+            name = type(self.module).__name__
+            raise ConfigError(
+                f"model: {name} has no parameters to train; expected at least one with "
+                "requires_grad. Use another model, or freeze less of it."
+            )
         self.size = sum(tensor.numel() for _, tensor in [*parameters, *buffers])
         self.flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         self.gradient = torch.zeros(self.weights, dtype=self.dtype, device=self.device)

@@ -196,8 +196,8 @@ def _unpacked(array: NDArray[Any], name: str) -> NDArray[Any]:
         return array.astype(str)
     try:
         return np.stack([np.asarray(value, dtype=np.float64) for value in array])
-    except (ValueError, TypeError):
-        wrong = next(v for v in values if not isinstance(v, int | float) or v != v)
+    except (ValueError, TypeError, OverflowError):
+        wrong = next((v for v in values if not isinstance(v, int | float) or v != v), values[0])
         kinds = {type(value).__name__ for value in values} - {"str"}
         others = f" among those of type {min(kinds)}" if isinstance(wrong, str) else ""
         raise DataError(

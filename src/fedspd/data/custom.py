@@ -28,10 +28,27 @@ FORMS = (
 )
 
 
-def load_source(spec: object, folder: Path | None = None, reading: Reading | None = None) -> Source:
-    """Return the source that `spec` names or contains; an official dataset's name comes first."""
+def load_source(
+    spec: object,
+    folder: Path | None = None,
+    reading: Reading | None = None,
+    key: str = "data.name",
+) -> Source:
+    """Return the source that `spec` names or contains; an official dataset's name comes first.
+
+    Errors name the key and a spec that is text, so that a person finds the file.
+    """
     reading = reading or Reading()
-    source = _read(spec, folder, reading)
+    try:
+        source = _read(spec, folder, reading)
+    except DataError as error:
+        if not isinstance(spec, str | Path):
+            raise
+        raise DataError(_name_spec(str(error), str(spec), key)) from error
+    except OSError as error:  # of a folder that this user may not read
+        raise DataError(
+            f"{key} = '{spec}': '{error.filename}' cannot be read: {error.strerror or error}."
+        ) from error
     for key in ("inputs", "target", "client"):
         if (value := getattr(reading, key)) and not source.has_columns:
             shown = f"'{value}'" if isinstance(value, str) else ", ".join(value)
@@ -40,6 +57,14 @@ def load_source(spec: object, folder: Path | None = None, reading: Reading | Non
                 "Hugging Face dataset. Leave it out."
             )
     return source
+
+
+def _name_spec(sentence: str, spec: str, key: str) -> str:
+    """Return the sentence of an error with the key and its value, unless it names a part of it."""
+    for start in (f"data.name = '{spec}': ", f"'{spec}': ", f"{spec}: "):
+        if sentence.startswith(start):
+            return f"{key} = '{spec}': {sentence.removeprefix(start)}"
+    return sentence if spec in sentence else f"{key} = '{spec}': {sentence}"
 
 
 def _read(spec: object, folder: Path | None, reading: Reading) -> Source:

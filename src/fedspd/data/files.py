@@ -118,15 +118,32 @@ def from_folder(path: Path, reading: Reading) -> Source:
     name, folders = path.resolve().name, _subfolders(path)
     files = {file.stem: file for file in _data_files(path)}
     if files and not folders:
+        _check_clients(
+            path,
+            list(files),
+            "Make one file of the parts, with a column split for a "
+            "table, or with arrays x_train, y_train, x_test and y_test.",
+        )
         clients = {key: _file_parts(file, reading) for key, file in files.items()}
         return from_clients(clients, name, reading)
     held = {folder.name: _data_files(folder) for folder in folders}
     if folders and all(len(own) == 1 for own in held.values()):
+        _check_clients(path, list(held), "Make one file of the parts.")
         clients = {key: _file_parts(own[0], reading) for key, own in held.items()}
         return from_clients(clients, name, reading)
     if folders and not _is_split(path) and all(_subfolders(folder) for folder in folders):
+        _check_clients(path, list(held), "Call the two parts train and test.")
         return _from_image_clients(folders, name, reading)
     return _from_images(path, name, reading)
+
+
+def _check_clients(path: Path, names: Sequence[str], fix: str) -> None:
+    """Refuse a training part as a client of this name, which the others would be compared with."""
+    if "train" in names:
+        raise DataError(
+            f"'{path}': {', '.join(names)} would be names of clients, and train is the name of a "
+            f"part; expected one for each client. {fix}"
+        )
 
 
 def _data_files(path: Path) -> list[Path]:

@@ -112,6 +112,24 @@ def table_parts(table: Any, reading: Reading, where: str) -> Parts:
     return part(table), None
 
 
+def _not_numbers(values: NDArray[Any], name: str, where: str) -> DataError:
+    """Return the error about a column, with the first value that is not a number."""
+    texts = [str(value) for value in values.ravel().tolist()]
+    wrong = next((text for text in texts if not _is_number(text)), texts[0])
+    return DataError(
+        f"{where}: the column '{name}' has values such as {wrong[:40]!r}; expected numbers. Encode "
+        "it, or list the columns to use in data.inputs."
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_leak(reading: Reading, target: str) -> None:
     if target in reading.inputs:
         raise DataError(
@@ -126,10 +144,7 @@ def _table_inputs(table: Any, names: Sequence[str], where: str) -> NDArray[Any]:
     for name in names:
         values = _values(table[name], name, where)
         if values.dtype.kind not in "fiub":
-            raise DataError(
-                f"{where}: the column '{name}' has values such as {str(values[0])!r}; expected "
-                "numbers. Encode it, or list the columns to use in data.inputs."
-            )
+            raise _not_numbers(values, name, where)
         columns.append(values)
     return np.stack(columns, axis=1)
 
@@ -197,10 +212,7 @@ def _hugging_face_inputs(
 def _hugging_face_column(dataset: Any, name: str, where: str) -> NDArray[Any]:
     values = as_array(list(dataset[name]), f"{where}, column '{name}'")
     if values.dtype.kind not in "fiub":
-        raise DataError(
-            f"{where}: the column '{name}' has values such as {str(values.ravel()[0])[:40]!r}; "
-            "expected numbers. Encode it, or list the columns to use in data.inputs."
-        )
+        raise _not_numbers(values, name, where)
     return values
 
 

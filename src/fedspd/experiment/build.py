@@ -135,7 +135,8 @@ def _with_own_clients(config: ExperimentConfig, source: sources.Source) -> Exper
 
 
 def _build_federation(config: ExperimentConfig, source: sources.Source, key: Key) -> Federation:
-    second = load_source(config.data.second) if config.data.second is not None else None
+    name = config.data.second
+    second = None if name is None else load_source(name, key="data.second")
     clients = config.clients + config.holdout_clients
     return federate(source, config.data, clients, key.of("data"), second, config.holdout_clients)
 

@@ -7,6 +7,7 @@ first: bytes of images become x / 127.5 - 1, and with data.scale = "standard", i
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,15 +49,24 @@ def save_model(
     name = str(dtype).removeprefix("torch.")
     scaling = SCALING if scale is None else {"formula": "(x - mean) / std", **scale}
     about = json.dumps({"input": {"shape": list(shape), "dtype": name, "scaling": scaling}})
+    draft = to.with_name(f".{to.stem}.draft-{os.getpid()}{to.suffix}")
     with disk_errors_of(to):
-        if to.suffix == ".onnx":
-            _save_onnx(module, x, to, about)
-        elif to.suffix == ".pt2":
-            program = torch.export.export(module, (x,), dynamic_shapes=_any_number())
-            torch.export.save(program, to, extra_files={KEY: about})
-        else:
-            weights = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-            to.write_bytes(save(weights, {KEY: about}))  # save_file lets only its owner read it
+        try:
+            _write_model(module, x, draft, about)
+            os.replace(draft, to)  # an error leaves the file of an earlier export
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _write_model(module: nn.Module, x: Tensor, to: Path, about: str) -> None:
+    if to.suffix == ".onnx":
+        _save_onnx(module, x, to, about)
+    elif to.suffix == ".pt2":
+        program = torch.export.export(module, (x,), dynamic_shapes=_any_number())
+        torch.export.save(program, to, extra_files={KEY: about})
+    else:
+        weights = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+        to.write_bytes(save(weights, {KEY: about}))  # save_file lets only its owner read it
 
 
 def _any_number() -> Any:

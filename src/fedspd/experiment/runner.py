@@ -77,7 +77,7 @@ def run(
     if resume and out is None:
         raise ConfigError("resume = True: expected the folder of the run as out.")
     temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
-    folder = Path(temporary.name if temporary else str(out))
+    folder = Path(temporary.name) if temporary else as_path("out", out)
     if resume:
         settings = resumed_config(folder, None if config is None else as_config(config))
     else:
@@ -128,6 +128,14 @@ def as_config(config: Config | None) -> ExperimentConfig:
             "file or an ExperimentConfig."
         )
     return validate(config or {})
+
+
+def as_path(name: str, value: Any) -> Path:
+    """Return the path of a folder that a caller gave as an argument of this name."""
+    if not isinstance(value, str | Path):
+        kind = type(value).__name__
+        raise ConfigError(f"{name}: a value of type {kind}; expected the path of a folder.")
+    return Path(value)
 
 
 def _resume(folder: Path, experiment: Experiment) -> RunFolder:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
+from fedspd.core.machine import file_exists
 from fedspd.core.scores import ACCURACY, Score, main_score
 from fedspd.reporting.points import format_label, without_own_options
 from fedspd.storage.atomic import Json
@@ -93,7 +94,7 @@ def read_reference(folders: Sequence[Path]) -> str | None:
 
 def is_comparison(folder: Path) -> bool:
     """Return whether `compare` or `sweep` made this folder."""
-    return (folder / "compare.json").exists()
+    return file_exists(folder / "compare.json")
 
 
 def _is_finished(folder: Path) -> bool:

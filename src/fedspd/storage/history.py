@@ -1,5 +1,8 @@
 """What a run had reached after every round, and what it had cost until then."""
 
+import math
+from typing import Any
+
 import numpy as np
 
 from fedspd.core.errors import ConfigError
@@ -38,10 +41,17 @@ def reach(entries: list[Json], target: float) -> Json | None:
 
     In a regression, it is the first whose mean RMSE is at most the target.
     """
-    if not isinstance(target, int | float | np.number) or isinstance(target, bool):
-        raise ConfigError(f"target = {target!r}: expected a number, such as 0.9.")
     score = main_score(entries[-1]) if entries else ACCURACY
+    _check_target(target, score)
     return next((e for e in entries if _is_reached(score, e.get(score.name), target)), None)
+
+
+def _check_target(target: Any, score: Score) -> None:
+    """Refuse what is no score, such as 80 for an accuracy of 80 %, which no run would reach."""
+    is_number = isinstance(target, int | float | np.number) and not isinstance(target, bool)
+    if not is_number or not 0 <= target <= (1 if score.is_percent else math.inf):
+        expected = "a number from 0 to 1, such as 0.9" if score.is_percent else "a number from 0"
+        raise ConfigError(f"target = {target!r}: expected {expected}.")
 
 
 def _is_reached(score: Score, value: float | None, target: float) -> bool:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
+from fedspd.core.machine import file_exists
 from fedspd.storage.atomic import (
     Json,
     disk_errors,
@@ -75,7 +76,7 @@ class RunFolder:
     @classmethod
     def open(cls, folder: Path) -> "RunFolder":
         """Return the folder of a run that has begun; refuse one of another format."""
-        if not (folder / "run.json").exists():
+        if not file_exists(folder / "run.json"):
             raise StorageError(f"'{folder}': not a run folder; expected a folder with run.json.")
         check_format(folder / "run.json", read_json(folder / "run.json"))
         return cls(folder)
@@ -292,7 +293,7 @@ def _is_intact(line: bytes) -> bool:
 
 def _check_vacant(folder: Path) -> None:
     """Accept a folder that is absent, empty, or left by a start that ended before run.json."""
-    if (folder / "run.json").exists():
+    if file_exists(folder / "run.json"):
         raise StorageError(
             f"'{folder}': the folder holds a run already; expected a new or an empty folder. "
             "Resume the run, or choose another folder."

@@ -7,13 +7,14 @@ from pathlib import Path
 from fedspd.config import ExperimentConfig, validate
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.imports import installed_code_only
+from fedspd.core.machine import file_exists
 from fedspd.node.identity.certificates import (
     NodeIdentity,
     is_signed_by,
     read_certificate,
     read_identity,
 )
-from fedspd.node.identity.manifest import Manifest, Member, file_exists
+from fedspd.node.identity.manifest import Manifest, Member
 from fedspd.storage.atomic import Json
 
 SECURE_FILES = ("node.key", "node.crt", "ca.crt", "revoked.crl")  # besides manifest.json

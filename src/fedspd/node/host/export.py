@@ -14,12 +14,12 @@ from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.imports import installed_code_only
 from fedspd.core.keys import Key
+from fedspd.core.machine import file_exists
 from fedspd.data.custom import load_inputs
 from fedspd.data.federation import scale_inputs
 from fedspd.experiment.build import build_algorithm, build_learner, privacy_note
 from fedspd.experiment.export import check_target, disk_errors_of, save_model
 from fedspd.node.host.bundle import Bundle
-from fedspd.node.identity.manifest import file_exists
 from fedspd.node.peer.journal import check_owner
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan

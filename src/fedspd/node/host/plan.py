@@ -67,7 +67,7 @@ def _load(data: str) -> Source:
     try:
         return load_source(data, reading=Reading(is_numbered=True))
     except DataError as error:
-        sentence = str(error).removeprefix(f"'{data}': ")
+        sentence = str(error).removeprefix(f"data.name = '{data}': ")
         raise DataError(f"--data {data}: {sentence}") from None
 
 

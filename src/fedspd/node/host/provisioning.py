@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from fedspd.core.errors import ConfigError, StorageError
 from fedspd.core.imports import installed_code_only
+from fedspd.core.machine import file_exists
 from fedspd.node.host.addresses import assign_addresses
 from fedspd.node.identity.certificates import (
     RevocationList,
@@ -32,7 +33,6 @@ from fedspd.node.identity.manifest import (
     Manifest,
     Member,
     check_name,
-    file_exists,
 )
 from fedspd.storage.lock import Lock
 

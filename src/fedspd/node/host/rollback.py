@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from fedspd.core.errors import StorageError
+from fedspd.core.machine import file_exists
 from fedspd.node.host.bundle import Bundle
-from fedspd.node.identity.manifest import file_exists
 from fedspd.node.peer.journal import Journal
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedspd.core.errors import ConfigError, StorageError, nearest
+from fedspd.core.errors import ConfigError, nearest
 
 FORMAT = 4
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # also a folder and a DNS label
@@ -145,20 +144,6 @@ def _shared_config(config: Json) -> Json:
     shared_data = {key: value for key, value in data.items() if key not in DEVICE_DATA_KEYS}
     shared = {key: value for key, value in config.items() if key != "device"}
     return {**shared, "data": shared_data}
-
-
-def file_exists(path: Path) -> bool:
-    """Return whether the file exists; raise StorageError if this user may not know."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise StorageError(
-            f"'{path}': cannot be read ({error.strerror}). Run the command as the user that owns "
-            "it, or give another path."
-        ) from None
-    return True
 
 
 # ---- checks
