@@ -26,7 +26,7 @@ import torch
 
 import fedspd
 from fedspd.config import load, validate
-from fedspd.experiment.sharing import borrow_rounds, can_lend, rounds_key
+from fedspd.experiment.sharing import borrow_rounds, can_lend, have_same_rounds
 
 Tree = dict[str, Any]
 SUMMARIES = Path(__file__).parent / "map"
@@ -268,11 +268,11 @@ def run_cell(one: Cell) -> Tree:
 def train(config: Tree) -> fedspd.Result:
     """Run; a config that differs from the last one in its final phase alone shares its rounds."""
     global last_run
-    settings = validate(config)
-    lender = last_run
-    if lender is None or rounds_key(settings) != rounds_key(load(lender.folder / "config.toml")):
-        lender = None
-    if lender is None or not can_lend(lender.folder, settings.device):
+    settings, lender = validate(config), last_run
+    if lender is None or not (
+        have_same_rounds(settings, load(lender.folder / "config.toml"))
+        and can_lend(lender.folder, settings.device)
+    ):
         last_run = fedspd.run(config)
         return last_run
     with tempfile.TemporaryDirectory() as folder:

@@ -148,11 +148,22 @@ def test_bytes_of_split_and_fedavg_are_counted_in_the_same_setting() -> None:
         assert (split.data, split.topology, split.rounds) == (plain.data, plain.topology, 30)
 
 
-def test_map_shares_the_rounds_of_rows_that_differ_in_their_final_phase() -> None:
+def _map_configs(*rows: str) -> list[map_runs.Tree]:
     base = {"clients": 4, "rounds": 3, "data": {"examples": 40, "test_examples": 20}}
     base |= {"model": {"name": "mlp"}, "training": {"epochs": 1}}
-    rows = ("fedavg", "fedavg, fine-tuned", "fedavg, half-way")
-    configs = [map_runs.cell("x", base, "digits", "iid", 2, 0, row).config for row in rows]
+    return [map_runs.cell("x", base, "digits", "iid", 2, 0, row).config for row in rows]
+
+
+def test_map_trains_every_method_that_has_no_final_phase() -> None:
+    """They share no rounds with each other, though none has rounds that another one could take."""
+    configs = _map_configs("ifca", "facade", "fedrep")
+    found = [map_runs.train(config).summary for config in configs]
+    assert [one["method"] for one in found] == ["ifca", "facade", "fedrep"]
+    assert len({one["hash"] for one in found}) == 3
+
+
+def test_map_shares_the_rounds_of_rows_that_differ_in_their_final_phase() -> None:
+    configs = _map_configs("fedavg", "fedavg, fine-tuned", "fedavg, half-way")
     shared = [map_runs.train(config) for config in configs]
     assert map_runs.last_run is shared[0], "the others began with its rounds"
     for config, one in zip(configs, shared, strict=True):

@@ -28,6 +28,12 @@ def rounds_key(config: ExperimentConfig) -> str | None:
     return json.dumps(tree, sort_keys=True)
 
 
+def have_same_rounds(one: ExperimentConfig, other: ExperimentConfig) -> bool:
+    """Return whether one config can take the rounds of the other: the final phase may differ."""
+    key = rounds_key(one)
+    return key is not None and key == rounds_key(other)
+
+
 def can_lend(folder: Path, device: str) -> bool:
     """Return whether a finished run on this device still has its state before the final phase."""
     is_kept = (folder / "result.json").exists() and len(RunFolder(folder).kept_rounds()) > 1
@@ -39,8 +45,9 @@ def borrow_rounds(lender: Path, folder: Path, config: ExperimentConfig) -> None:
 
     run.json comes last: until then, the folder holds no run.
     """
-    source = RunFolder.open(lender)
-    stored, own = as_dict(load(lender / "config.toml")), as_dict(config)[config.method]
+    source, lent = RunFolder.open(lender), load(lender / "config.toml")
+    assert lent.method == config.method, f"the rounds of '{lender}' are those of {lent.method}"
+    stored, own = as_dict(lent), as_dict(config)[config.method]
     final = {option: own[option] for option in METHODS[config.method].FINAL_OPTIONS}
     resolved = validate({**stored, config.method: {**stored[config.method], **final}})
     about = {"config": as_dict(resolved), "rounds_from": lender.name, "command": sys.argv}
