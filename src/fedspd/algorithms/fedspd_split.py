@@ -364,6 +364,7 @@ class FedSPDSplit(Algorithm[State]):
             state.assignment_CE,
             clusters_C=state.clusters_C,
             spectrum_CM=state.spectrum_CM,
+            bodies_C=torch.where(has_own_bodies(state.labelling_C), state.clusters_C, 1),
         )
 
     def personal_model(self, learner: Learner, state: State) -> nn.Module:
@@ -381,7 +382,7 @@ class FedSPDSplit(Algorithm[State]):
             f"{self.warmup}, so that no populations are looked for."
         ]
 
-    def continuation_warnings(self, before: int, rounds: int) -> list[str]:
+    def continuation_warnings(self, before: int, rounds: int, bodies: int) -> list[str]:
         if self.cluster_limit == 1:
             return []
         if before <= self.warmup:
@@ -390,7 +391,7 @@ class FedSPDSplit(Algorithm[State]):
                 f"{self.warmup}, so that it is not split. Start a new run with rounds = {rounds}."
             ]
         first, last = max(self.warmup, before // 2) + 1, min(before, rounds // 2)
-        if first > last:
+        if first > last or bodies == 1:
             return []
         return [
             f"Rounds {first} to {last} averaged bodies by cluster, as in the second half of "
