@@ -7,7 +7,7 @@ never leave the client. docs/methods.md has the mathematics.
 1. Warm-up: FedAvg on body and V.
 2. Split: in round 1, directions in which the clients' updates of one common model differ, and the
    corners of their cloud; a check by the clients' features, whether corners are worth a head
-   each; after the warm-up, how heads differ along them.
+   each; in the last round of the warm-up, how heads differ along them.
 3. Rounds: soft clustering of the examples, one exchange of the body and one of the heads.
 4. Final phase: fine-tuning, as far as cross-validation says that it helps.
 
