@@ -19,9 +19,10 @@ from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_source
 from fedspd.data.sources import dataset_spec, is_official
-from fedspd.experiment.build import build_learner
+from fedspd.experiment.build import build_algorithm, build_learner
 from fedspd.experiment.sharing import rounds_key
 from fedspd.paper.records import key_of, settings_of, unused_keys
+from fedspd.privacy.budget import Schedule
 
 DEFAULT_EXAMPLES = 300  # per client, at most
 FORWARD_SHARE = 0.3  # of a gradient step's time that a pass without a gradient takes
@@ -59,10 +60,10 @@ def run_seconds(config: ExperimentConfig, has_rounds: bool = True) -> float:
 
 def _round_steps(config: ExperimentConfig) -> int:
     """Return a client's gradient steps in all rounds, if all examples count in local updates."""
-    training = config.training
-    epochs = training.epochs * (config.rounds - 1 + training.first_round_factor)
-    models = clusters_of(config) if config.method == "fedem" else 1
-    return _batches(config, config.data.examples) * epochs * models
+    training, rounds = config.training.over(config.rounds), config.rounds
+    schedule = Schedule.of(build_algorithm(config), training, rounds, config.data.examples)
+    epochs = sum(sum(planned.epochs_of_an_example) for planned in schedule.rounds)
+    return _batches(config, config.data.examples) * epochs
 
 
 def _final_steps(config: ExperimentConfig) -> int:
