@@ -8,7 +8,10 @@ from torch import nn
 
 import fedspd
 from fedspd.core import precision
+from fedspd.core.block import Block
 from fedspd.core.errors import ConfigError
+from fedspd.core.keys import Key
+from fedspd.core.learner import Learner, TrainingOptions
 from fedspd.core.precision import has_bfloat16
 
 needs_bfloat16 = pytest.mark.skipif(
@@ -75,6 +78,29 @@ def test_bf16_is_refused_for_a_layer_that_autocast_cannot_do():
     fedspd.run(SMALL, model=build, workers=1)
     message = refusal(model=build, precision="bf16")
     assert message.startswith("precision = 'bf16': model has a layer that torch's autocast cannot")
+
+
+def test_strided_convolutions_in_groups_of_few_channels_stay_in_float32():
+    types, length = {}, TrainingOptions(batch=2, epochs=1)
+
+    def build():
+        layers = {
+            "plain": nn.Conv2d(1, 8, 3, stride=2),
+            "strided": nn.Conv2d(8, 8, 3, stride=2, groups=8),
+            "dense": nn.Conv2d(8, 8, 1, stride=2),
+            "depthwise": nn.Conv2d(8, 8, 1, groups=8),
+            "wide": nn.Conv2d(8, 8, 1, stride=2, groups=2),
+        }
+        for name, layer in layers.items():
+            layer.register_forward_hook(lambda _, x, y, n=name: types.update({n: y.dtype}))
+        return nn.Sequential(*layers.values(), nn.Flatten(), nn.Linear(8, 2))
+
+    learner = Learner(build, length, precision="bf16")
+    x, y = torch.rand(2, 1, 16, 16), torch.tensor([0, 1])
+    learner.train(learner.draw(Key(0))[None], Block([0], 1, [x], [y], 2), Key(0, round=1))
+    assert types.pop("strided") == torch.float32
+    assert set(types.values()) == {torch.bfloat16}
+    assert len(types) == 4
 
 
 @needs_bfloat16

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fedspd.bench import (
-    bfloat16,
     convolutions,
     memory,
     methods,
@@ -23,10 +22,10 @@ from fedspd.runtime.processes import require_fork
 
 Benchmark = Callable[[BenchmarkSize], Iterator[BenchmarkResult]]
 BENCHMARKS: dict[str, Benchmark] = {
+    # First, as its plain loops need an allocator that nothing else has set.
+    "convolutional models": convolutions.measure_convolutions,
     "local training": training.measure_training,
     "small models": small.measure_small_models,
-    "convolutional models": convolutions.measure_convolutions,
-    "bfloat16": bfloat16.measure_bfloat16,
     "a complete round": rounds.measure_overhead,
     "FedSPD-Split": methods.measure_methods,
     "private training": privacy.measure_privacy,

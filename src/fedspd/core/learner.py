@@ -23,7 +23,7 @@ from fedspd.core.losses import Loss, Objective, weighted_loss
 from fedspd.core.losses import cross_entropy as cross_entropy
 from fedspd.core.losses import squared_error as squared_error
 from fedspd.core.mechanism import Mechanism, Release
-from fedspd.core.precision import Precision, forward_precision
+from fedspd.core.precision import Precision, forward_precision, keep_slow_layers
 from fedspd.core.sgd import Descent, Optimizer, Scale
 from fedspd.core.stacked import StackedTrainer
 from fedspd.core.training import TrainingOptions as TrainingOptions
@@ -93,6 +93,8 @@ class Learner(FlatModule):
         self.training = training or TrainingOptions()
         self.loss = self.example_loss = loss
         self.precision = precision
+        if precision != "float32":
+            keep_slow_layers(self.module)
         self._splits: dict[int, SplitLearner] = {}
         self.effort = Effort()
         modules = self.module.modules()
