@@ -12,6 +12,7 @@ from torch import nn
 
 from fedspd.algorithms.fedspd_split import FedSPDSplit
 from fedspd.algorithms.labellings import (
+    MAX_LABELLING,
     NO_LABELLING,
     best_labelling,
     exchange_body,
@@ -127,6 +128,22 @@ def test_robust_rule_asks_for_two_witnesses_of_a_better_labelling(rule, expected
         torch.tensor([3, 5, 5, 9]),
     )
     assert int(best_labelling(Neighbourhood.of(graph, range(4), asked))[0]) == expected
+
+
+@pytest.mark.parametrize("rule", ["uniform", "median"])
+@pytest.mark.parametrize("lie", [MAX_LABELLING + 1, 0x7FC00000 << 24, 2**62, 2**63 - 1])
+def test_note_that_no_split_can_have_is_no_labelling(lie, rule):
+    """Its norm would not be finite: a client that took it could offer a newcomer no state."""
+    graph = Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)], rule)
+    heads, two = torch.ones(4, 2, 1), torch.tensor([2] * 4)
+    labelling = torch.tensor([5, 5, lie, lie])
+    four = ONE[:1] * 4
+    data = Block(range(4), 4, four, four, 1, rounds=9, diameter=2)
+    found = answer(exchange_heads(heads, two, labelling, data), graph)
+    assert found.labelling_C[:2].tolist() == [5, 5]
+    largest = torch.tensor([MAX_LABELLING])
+    assert pack_labelling(largest).isfinite().all()
+    assert torch.equal(unpack_labelling(pack_labelling(largest)), largest)
 
 
 def test_client_is_left_alone_only_if_neighbours_should_have_answered():

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from chaos import table
 from chaos.insiders import InsiderNetwork, Lie
+from fedspd.algorithms.labellings import MAX_LABELLING, OWN_BODIES
 from fedspd.config import validate
 from fedspd.core.graph import Graph, LinkRule
 from fedspd.experiment.build import build_experiment
@@ -218,7 +219,7 @@ class Case:
 
 def claim_labelling(truth: Announcement) -> Announcement:
     """Announce the largest labelling after the split."""
-    return replace(truth, note=2**62 if truth.note > 0 else truth.note)
+    return replace(truth, note=MAX_LABELLING - OWN_BODIES if truth.note > 0 else truth.note)
 
 
 NO_LABELS = {"fedspd": {"align_every": 0}}

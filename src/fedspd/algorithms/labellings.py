@@ -36,13 +36,16 @@ from fedspd.core.robust import MIN_VOICES, ROBUST
 NO_LABELLING = -1
 CHECKSUM_BITS = 24  # a float32 holds such an integer exactly
 OWN_BODIES = 1  # the last bit of a labelling
+# The largest norm of a first corner is a finite number; a neighbour may announce any note.
+MAX_NORM = torch.finfo(torch.float32).max
+MAX_LABELLING = (int(np.float32(MAX_NORM).view(np.int32)) + 1 << CHECKSUM_BITS) - 1
 NOTHING = NO_CLUSTER - 1  # a key that no one offers
 WITNESSES = 2  # neighbours that a robust rule asks for, since one may be Byzantine
 
 
 def name_labelling(norm_C: Tensor, corner_CS: Tensor, clusters_C: Tensor) -> Tensor:
     """Return labelling_C from the norm of the first corner and the clients at the corners."""
-    bits_C = norm_C.float().clamp(min=0).cpu().numpy().view(np.int32).astype(np.int64)
+    bits_C = norm_C.float().clamp(0, MAX_NORM).cpu().numpy().view(np.int32).astype(np.int64)
     rows = zip(corner_CS.long().tolist(), clusters_C.tolist(), strict=True)
     checksum_C = np.array([_checksum([S, *clients[:S]]) for clients, S in rows], np.int64)
     return torch.from_numpy((bits_C << CHECKSUM_BITS) | checksum_C)
@@ -145,10 +148,11 @@ def left_alone(answer: Neighbourhood) -> Tensor:
 
 
 def _notes(answer: Neighbourhood) -> NDArray[np.int64]:
+    """Return the labellings of the senders; a note that cannot be one is none."""
     note_N = answer.offers.note_C
     assert note_N is not None
     notes: NDArray[np.int64] = note_N.long().cpu().numpy()
-    return notes
+    return np.where(notes > MAX_LABELLING, NO_LABELLING, notes)
 
 
 # ---- exchanges

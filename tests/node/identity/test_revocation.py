@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def rejects(verifier: CertificateVerifier, certificate: bytes) -> bool:
 def b(authority) -> bytes:
     """The certificate of node b, a neighbour of a."""
     return authority.issue("b", 1, ["a"], ADDRESS).certificate
+
+
+def age(path: Path) -> None:
+    """Let a file be old enough that nobody is writing it any more."""
+    os.utime(path, (time.time() - 60, time.time() - 60))
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -80,11 +86,39 @@ def test_verifier_logs_an_invalid_list_once_and_keeps_the_last_valid_one(
     assert rejects(verifier, b)
     with caplog.at_level(logging.WARNING, logger="fedspd.node"):
         replace_file(bundle / "revoked.crl", invalid_lists(authority)[kind])
+        age(bundle / "revoked.crl")
         assert [rejects(verifier, b) for _ in range(3)] == [True] * 3
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     start = "revocation list rejected, last valid list kept: error=\"'"
     assert record.getMessage().startswith(f"{start}{bundle / 'revoked.crl'}'")
+
+
+def test_list_that_is_being_copied_is_read_again_without_an_error(
+    verifier, bundle, authority, b, caplog
+):
+    authority.revoke(parse_identity(b).serial)
+    complete = authority.encode_crl()
+    with caplog.at_level(logging.INFO, logger="fedspd.node"):
+        for content in (b"", complete[: len(complete) // 2]):  # as cp and tee write it
+            (bundle / "revoked.crl").write_bytes(content)
+            assert verifier.verify(b).name == "b"
+        (bundle / "revoked.crl").write_bytes(complete)
+        assert rejects(verifier, b)
+    assert caplog.messages == [f"revocation list loaded: path={bundle / 'revoked.crl'} revoked=1"]
+
+
+def test_list_whose_copy_ended_early_is_an_error_two_seconds_later(verifier, bundle, b, caplog):
+    (bundle / "revoked.crl").write_bytes(b"half of a list")
+    assert verifier.verify(b).name == "b"
+    assert not caplog.messages
+    os.utime(bundle / "revoked.crl", (time.time() - 3, time.time() - 3))
+    assert verifier.verify(b).name == "b"
+    assert verifier.verify(b).name == "b"
+    (message,) = caplog.messages
+    assert message.endswith(
+        'damaged; expected a certificate revocation list. Restore it from a copy."'
+    )
 
 
 def test_verifier_keeps_a_deleted_list_and_loads_the_next_one(

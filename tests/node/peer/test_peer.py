@@ -121,6 +121,31 @@ def test_killed_peer_continues_from_its_journal_and_returns_within_two_rounds(
     assert len(received) >= 30 - back - 3
 
 
+def test_peer_that_returns_waits_for_no_neighbour_that_cannot_be_reached(tmp_path: Path) -> None:
+    """Its neighbours would wait for it in the meantime, since it greets them."""
+    topology = {"kind": "complete"}
+    config = build_config("fedavg", rounds=60, topology=topology, training={"epochs": 1})
+    plant = Plant(config, tmp_path)
+    patient = dataclasses.replace(QUICK, min_deadline=30, max_deadline=40)
+
+    async def kill_two_and_restart_one() -> float:
+        tasks = [asyncio.create_task(plant.run(i, patient)) for i in range(5)]
+        await wait_for_round(plant, 0, 3)
+        for victim in (0, 4):
+            plant.kill(victim, tasks[victim])
+        before = max(plant.rounds(0))
+        await wait_for_round(plant, 1, before + 6)
+        started, clock = asyncio.get_running_loop().time(), asyncio.get_running_loop().time
+        back = asyncio.create_task(plant.run(0, patient))
+        await wait_for_round(plant, 0, before + 1)
+        seconds = clock() - started
+        await asyncio.gather(back, *tasks[1:4])
+        return seconds
+
+    assert run_instantly(kill_two_and_restart_one()) < 5
+    assert plant.rounds(0)[-1] == 60
+
+
 def test_partition_lets_both_sides_continue_and_heals(tmp_path: Path) -> None:
     is_cut = False
 

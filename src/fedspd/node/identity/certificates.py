@@ -197,8 +197,8 @@ class RevocationList:
                 and crl.is_signature_valid(key)
             )
             revoked_at = {entry.serial_number: entry.revocation_date_utc for entry in crl}
-        except (ValueError, x509.ExtensionNotFound) as error:
-            raise _damaged(path, f"a certificate revocation list ({error})") from None
+        except (ValueError, x509.ExtensionNotFound):
+            raise _damaged(path, "a certificate revocation list") from None
         if not is_signed:
             raise StorageError(
                 f"'{path}': not signed by this network's authority; expected the list of this "

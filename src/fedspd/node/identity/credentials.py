@@ -10,6 +10,7 @@ BUNDLE/              everything that a device needs
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -33,6 +34,8 @@ from fedspd.node.identity.manifest import Manifest
 
 AUTHORITY_DAYS = 3653  # ten years
 NODE_DAYS = 365
+COPY_SECONDS = 2.0  # a younger list may still be written: cp and tee do so in several steps
+Stamp = tuple[int, int, int]  # time of the last change (ns), size and inode of a file
 Clock = Callable[[], datetime]
 log = logging.getLogger("fedspd.node")
 
@@ -131,29 +134,34 @@ class CertificateVerifier:
 
     def is_revoked(self, serial: int) -> bool:
         """Return whether the current revoked.crl lists the serial number."""
-        if (stamp := self._stamp()) != self._crl_stamp:
+        if (stamp := self._stamp()) != self._crl_stamp and self._reload(stamp):
             self._crl_stamp = stamp  # so that a broken file is logged once, not at every call
-            self._reload()
         return serial in self._crl.revoked_at
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> Stamp | None:
         try:
             found = os.stat(self._crl_path)
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _reload(self) -> None:
-        """Replace the list, unless the new one is damaged, missing, forged or older."""
+    def _reload(self, stamp: Stamp | None) -> bool:
+        """Replace the list, unless the new one is damaged, missing, forged or older.
+
+        Return False for one that cannot be used and may still be under way.
+        """
         try:
             self._accept(RevocationList.read(self._crl_path, self._ca), self._crl.number)
         except StorageError as error:
+            if stamp is not None and 0 <= time.time() - stamp[0] / 1e9 < COPY_SECONDS:
+                return False
             log.error('revocation list rejected, last valid list kept: error="%s"', error)
         else:
             revoked = len(self._crl.revoked_at)
             log.info("revocation list loaded: path=%s revoked=%d", self._crl_path, revoked)
             if self.own.serial in self._crl.revoked_at:
                 log.error("this node is revoked, its neighbours refuse it: node=%s", self.own.name)
+        return True
 
     def _accept(self, found: RevocationList, least: int) -> None:
         """Use a list, unless its number is too low."""

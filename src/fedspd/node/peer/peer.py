@@ -81,7 +81,7 @@ class Peer:
         """Wait for all neighbours when a network starts, and briefly on a return or a join."""
         is_start = done == 0 and not self.context.is_newcomer
         await self.protocol.wait_until(
-            lambda: self.is_leaving or self._has_all_neighbours(),
+            lambda: self.is_leaving or self._has_all_neighbours() or self._is_overtaken(done),
             self.timeouts.start if is_start else self.timeouts.min_deadline,
         )
         if done < self.context.rounds and not self.is_leaving:
@@ -102,6 +102,18 @@ class Peer:
         return all(
             detector.is_alive(name) or is_muted(name) or detector.is_half_open(name)
             for name in detector.neighbours
+        )
+
+    def _is_overtaken(self, done: int) -> bool:
+        """Return whether the network goes on: by a majority, and the others cannot be reached.
+
+        After a power cut all nodes are back in one round, and wait for each other. A newcomer
+        waits as well, for more first models.
+        """
+        is_ahead = self.detector.confirmed_round() > done + 1 and not self.context.is_newcomer
+        return is_ahead and all(
+            self.detector.is_alive(name) or name in self.protocol.last_errors
+            for name in self.detector.neighbours
         )
 
     async def _run_rounds(self, t: int) -> None:
