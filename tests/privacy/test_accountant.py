@@ -47,6 +47,11 @@ def test_gaussian_epsilon_of_next_to_no_noise_is_finite():
     assert gaussian_epsilon(1e9, 1e-5) == pytest.approx(5e17, rel=1e-6)  # mu squared / 2
 
 
+def test_gaussian_epsilon_of_a_tiny_delta_is_finite():
+    """1 / delta would overflow."""
+    assert gaussian_epsilon(1.0, 1e-300) < gaussian_epsilon(1.0, 1e-320) < 40
+
+
 def test_epsilon_grows_with_every_release_and_is_zero_without():
     spent = [epsilon([STEP] * rounds, 1e-5) for rounds in range(6)]
     assert spent[0] == 0.0

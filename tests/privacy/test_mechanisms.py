@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from torch import nn
 
 from fedspd.algorithms.fedavg import FedAvg
@@ -24,6 +25,7 @@ from fedspd.core.learner import (
 from fedspd.core.losses import weighted_loss
 from fedspd.core.mechanism import Mechanism
 from fedspd.core.sgd import Optimizer
+from fedspd.privacy import randomness
 from fedspd.privacy.mechanisms import DPSGD, NbAFL, NoisyUpdate
 from fedspd.privacy.per_example import clipped
 from fedspd.privacy.randomness import SecretDraws, SeededDraws
@@ -230,6 +232,34 @@ def test_secret_draws_are_uniform_and_normal():
     assert float(normal.mean()) == pytest.approx(0, abs=0.02)
     assert float(normal.std()) == pytest.approx(1, abs=0.02)
     assert float((normal.abs() > 1.96).double().mean()) == pytest.approx(0.05, abs=0.005)
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_secret_draws_of_all_zeros_or_ones_are_finite_and_far_out(monkeypatch, byte):
+    """Noise that is not finite would ruin the model that is sent."""
+
+    class Stream:
+        def digest(self, size: int) -> bytes:
+            return byte * size
+
+    monkeypatch.setattr(randomness.hashlib, "shake_256", lambda seed: Stream())
+    draws = SecretDraws(b"secret", Key(0))
+    assert 0 < float(draws.uniform(1)) < 1
+    assert float(draws.normal(1).abs()) < 10
+
+
+def test_secret_normal_draws_reach_as_far_on_both_sides(monkeypatch):
+    """64 bits: the largest number is 9.1 deviations away, the next ones have one bit more."""
+
+    class Stream:
+        def digest(self, size: int) -> bytes:
+            return b"".join(bits.to_bytes(8, "little") for bits in (0, 1, 2, 3, 2**64 - 1))
+
+    monkeypatch.setattr(randomness.hashlib, "shake_256", lambda seed: Stream())
+    drawn = SecretDraws(b"secret", Key(0)).normal(5).tolist()
+    assert drawn[0] == -drawn[1] == pytest.approx(-9.1, abs=0.1)
+    assert drawn[2] == -drawn[3] == pytest.approx(norm.ppf(1.5 * 2.0**-64))
+    assert drawn[4] == 0
 
 
 def test_secret_noise_follows_from_how_the_update_descends():
