@@ -203,6 +203,19 @@ def test_fedspd_with_one_cluster_is_fedavg_also_with_noise():
     assert torch.equal(*states)
 
 
+def test_share_of_the_only_cluster_in_use_costs_nothing():
+    """It is 1 for any examples. Client 0 has one cluster of two, client 1 has both."""
+    mechanism = DPSGD(noise=1.0, clip=1.0, rate=1.0, mean_noise=1.0)
+    learner, own = learner_of(mechanism), (torch.ones(3, 2), torch.zeros(3))
+    data = Block([0, 1], 2, [own[0]] * 2, [own[1]] * 2, 3)
+    share_CSE = torch.tensor([[[1.0] * 3, [0.0] * 3], [[0.5] * 3, [0.5] * 3]])
+    before_CS = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.double)
+    share_CS = learner.mean_shares(share_CSE, before_CS, data, Key(0, 1))
+    assert share_CS[0].tolist() == [1.0, 0.0]
+    assert share_CS[1, 0] != 0.5
+    assert dict(learner.effort.releases) == {1: [mechanism.mean_release()]}
+
+
 # ---- secret draws
 
 
