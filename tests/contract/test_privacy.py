@@ -249,12 +249,23 @@ class Blind(DPSGD):
         return super().mean_shares(learner, torch.zeros_like(share_CSE), before_CS, data, key)
 
 
+class BlindUpdate(NoisyUpdate):
+    """The same for all examples of a client together."""
+
+    def train(self, learner, model_CP, updates, clients, key):
+        nothing = {"weight": None, "rows": None, "examples": 0}
+        empty = [own._replace(x=own.x[:0], y=own.y[:0], **nothing) for own in updates]
+        return super().train(learner, model_CP, empty, clients, key)
+
+
 BLIND = Blind.of(noise=0.7, clip=1.0, rate=0.5, epochs=2)
+BLIND_UPDATE = BlindUpdate(noise=0.7, clip=1.0)
 
 
 def sent_blindly(subject: Subject, counts: tuple[int, ...], seed: int, server: bool) -> list[Any]:
     """Return all that clients with these random examples send, to newcomers as well."""
-    plan = replace(subject, mechanism=BLIND).plan(counts=counts, server=server)
+    mechanism = subject.mechanism or BLIND
+    plan = replace(subject, mechanism=mechanism).plan(counts=counts, server=server)
     x, y = make_examples("classes", counts, seed)
     runner, sent = BlockRunner(replace(plan, train=replace(plan.train, x=x, y=y))), []
     graph = Graph.from_edges(5, [(i, i + 1) for i in range(4)], "examples", server)
@@ -289,6 +300,14 @@ def test_all_that_is_sent_follows_from_what_is_paid_for(name: str, server: bool)
     assert not is_told(Subject(METHODS[name], 2, options), server)
     if name == "fedspd-split":
         assert not is_told(Subject(METHODS[name], 0, options), server)
+
+
+@pytest.mark.parametrize("name", ["fedspd-split", "fedspd"])
+def test_all_that_is_sent_for_client_privacy_follows_from_noisy_updates(name: str) -> None:
+    """A mixture of the client's own examples would be unpaid for: it stays that of the split."""
+    needed = {key: option.value for key, option in METHODS[name].PRIVATE_OPTIONS.items()}
+    options = {**OPTIONS.get(name, {}), **needed}
+    assert not is_told(Subject(METHODS[name], 2, options, BLIND_UPDATE))
 
 
 @pytest.mark.parametrize(

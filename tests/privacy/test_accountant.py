@@ -10,6 +10,7 @@ import pytest
 
 from fedspd.core.errors import ConfigError, MissingExtraError
 from fedspd.core.mechanism import Release
+from fedspd.experiment.runner import run
 from fedspd.privacy import accountant
 from fedspd.privacy.accountant import best_order, epsilon, gaussian_epsilon, noise_for
 from fedspd.privacy.accounts import Limit
@@ -45,6 +46,11 @@ def test_gaussian_epsilon_of_hardly_any_noise_is_half_of_mu_squared():
 @pytest.mark.filterwarnings("error")
 def test_gaussian_epsilon_of_next_to_no_noise_is_finite():
     assert gaussian_epsilon(1e9, 1e-5) == pytest.approx(5e17, rel=1e-6)  # mu squared / 2
+
+
+def test_gaussian_epsilon_of_a_tiny_delta_is_finite():
+    """1 / delta would overflow."""
+    assert gaussian_epsilon(1.0, 1e-300) < gaussian_epsilon(1.0, 1e-320) < 40
 
 
 def test_epsilon_grows_with_every_release_and_is_zero_without():
@@ -117,3 +123,13 @@ def test_missing_accountant_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'fedspd\[privacy\]'"):
         epsilon([Release(1.25, 0.125, 1)], 1e-5)
+
+
+def test_run_without_its_accountant_writes_nothing(monkeypatch, tmp_path):
+    """With privacy.noise, nothing but the sentence about its cost needs the accountant."""
+    forget_opacus(monkeypatch)
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    own = {"privacy": {"noise": 1.375, "rate": 0.125}, "data": {"examples": 20}, "rounds": 1}
+    with pytest.raises(MissingExtraError, match=r"pip install 'fedspd\[privacy\]'"):
+        run({"method": "fedavg", "clients": 2, **own}, out=tmp_path / "run", workers=1)
+    assert not (tmp_path / "run").exists()

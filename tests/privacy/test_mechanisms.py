@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from torch import nn
 
 from fedspd.algorithms.fedavg import FedAvg
@@ -24,6 +25,7 @@ from fedspd.core.learner import (
 from fedspd.core.losses import weighted_loss
 from fedspd.core.mechanism import Mechanism
 from fedspd.core.sgd import Optimizer
+from fedspd.privacy import randomness
 from fedspd.privacy.mechanisms import DPSGD, NbAFL, NoisyUpdate
 from fedspd.privacy.per_example import clipped
 from fedspd.privacy.randomness import SecretDraws, SeededDraws
@@ -201,6 +203,19 @@ def test_fedspd_with_one_cluster_is_fedavg_also_with_noise():
     assert torch.equal(*states)
 
 
+def test_share_of_the_only_cluster_in_use_costs_nothing():
+    """It is 1 for any examples. Client 0 has one cluster of two, client 1 has both."""
+    mechanism = DPSGD(noise=1.0, clip=1.0, rate=1.0, mean_noise=1.0)
+    learner, own = learner_of(mechanism), (torch.ones(3, 2), torch.zeros(3))
+    data = Block([0, 1], 2, [own[0]] * 2, [own[1]] * 2, 3)
+    share_CSE = torch.tensor([[[1.0] * 3, [0.0] * 3], [[0.5] * 3, [0.5] * 3]])
+    before_CS = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.double)
+    share_CS = learner.mean_shares(share_CSE, before_CS, data, Key(0, 1))
+    assert share_CS[0].tolist() == [1.0, 0.0]
+    assert share_CS[1, 0] != 0.5
+    assert dict(learner.effort.releases) == {1: [mechanism.mean_release()]}
+
+
 # ---- secret draws
 
 
@@ -230,6 +245,34 @@ def test_secret_draws_are_uniform_and_normal():
     assert float(normal.mean()) == pytest.approx(0, abs=0.02)
     assert float(normal.std()) == pytest.approx(1, abs=0.02)
     assert float((normal.abs() > 1.96).double().mean()) == pytest.approx(0.05, abs=0.005)
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_secret_draws_of_all_zeros_or_ones_are_finite_and_far_out(monkeypatch, byte):
+    """Noise that is not finite would ruin the model that is sent."""
+
+    class Stream:
+        def digest(self, size: int) -> bytes:
+            return byte * size
+
+    monkeypatch.setattr(randomness.hashlib, "shake_256", lambda seed: Stream())
+    draws = SecretDraws(b"secret", Key(0))
+    assert 0 < float(draws.uniform(1)) < 1
+    assert float(draws.normal(1).abs()) < 10
+
+
+def test_secret_normal_draws_reach_as_far_on_both_sides(monkeypatch):
+    """64 bits: the largest number is 9.1 deviations away, the next ones have one bit more."""
+
+    class Stream:
+        def digest(self, size: int) -> bytes:
+            return b"".join(bits.to_bytes(8, "little") for bits in (0, 1, 2, 3, 2**64 - 1))
+
+    monkeypatch.setattr(randomness.hashlib, "shake_256", lambda seed: Stream())
+    drawn = SecretDraws(b"secret", Key(0)).normal(5).tolist()
+    assert drawn[0] == -drawn[1] == pytest.approx(-9.1, abs=0.1)
+    assert drawn[2] == -drawn[3] == pytest.approx(norm.ppf(1.5 * 2.0**-64))
+    assert drawn[4] == 0
 
 
 def test_secret_noise_follows_from_how_the_update_descends():

@@ -253,10 +253,9 @@ class Learner(FlatModule):
     def mean_shares(self, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key) -> Tensor:
         """Return share_CS, the mean over each client's examples of shares that sum to 1.
 
-        before_CS is what a mechanism may return that cannot afford a new mean. A single share is 1
-        for any examples, so that it costs nothing.
+        before_CS is what a mechanism may return that cannot afford a new mean; its zeros stay.
         """
-        if self.mechanism is not None and share_CSE.shape[1] > 1:
+        if self.mechanism is not None:
             return self.mechanism.mean_shares(self, share_CSE, before_CS, data, key)
         return share_CSE.sum(2) / data.counts_C[:, None]
 

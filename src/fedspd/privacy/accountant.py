@@ -97,7 +97,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1
+    high = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta)) + 1
     return float(brentq(excess, 0.0, high, xtol=1e-9 * max(1.0, high)))
 
 

@@ -110,7 +110,9 @@ def plan_budget(options: PrivacyOptions, schedule: Schedule) -> Budget:
             _most_noise(options, schedule),
         )
     built = build_mechanism(options, noise, schedule)
-    return Budget(options, built, planned_releases(built, schedule))
+    budget = Budget(options, built, planned_releases(built, schedule))
+    budget.epsilon_after(1)  # nothing may begin without the accountant
+    return budget
 
 
 def _most_noise(options: PrivacyOptions, schedule: Schedule) -> float:

@@ -113,9 +113,14 @@ class DPSGD(Mechanism):
     def mean_shares(
         self, learner: Learner, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key
     ) -> Tensor:
-        """Return noisy sums over the examples, divided by their total: no count is needed."""
+        """Return noisy sums over the examples, divided by their total: no count is needed.
+
+        The share of a cluster that a client has alone is 1 for any examples: it costs nothing.
+        """
         sum_CS = share_CSE.sum(2).double()
         for c, client in enumerate(data.clients):
+            if (before_CS[c] > 0).sum() == 1:
+                continue
             draws = self.source.draws(key.of(client, "private"), share_CSE[c])
             sum_CS[c] += self.mean_noise * draws.normal(sum_CS.shape[1])
             learner.effort.releases[client].append(self.mean_release())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspd.core.keys import Key
@@ -44,15 +45,21 @@ class SecretDraws(Draws):
         self._seed, self._calls = hashlib.sha3_256(secret + names).digest(), 0
 
     def uniform(self, count: int) -> Tensor:
-        self._calls += 1
-        stream = hashlib.shake_256(self._seed + self._calls.to_bytes(8, "little"))
-        bits = np.frombuffer(stream.digest(8 * count), "<u8") >> np.uint64(11)
-        return torch.from_numpy((bits + 0.5) * 2.0**-53)  # never 0 or 1
+        return torch.from_numpy(((self._bits(count) >> np.uint64(12)) + 0.5) * 2.0**-52)  # exact
 
     def normal(self, count: int) -> Tensor:
+        """The last bit of a number is its sign; the others are the chance of one farther out."""
         from scipy.special import ndtri  # here: a run without privacy starts sooner
 
-        return torch.from_numpy(ndtri(self.uniform(count).numpy()))
+        bits = self._bits(count)
+        sign = np.where(bits & np.uint64(1), -1.0, 1.0)
+        return torch.from_numpy(sign * ndtri(((bits >> np.uint64(1)) + 0.5) * 2.0**-64))
+
+    def _bits(self, count: int) -> NDArray[np.uint64]:
+        """Return the next numbers of 64 bits."""
+        self._calls += 1
+        stream = hashlib.shake_256(self._seed + self._calls.to_bytes(8, "little"))
+        return np.frombuffer(stream.digest(8 * count), "<u8")
 
 
 class NoiseSource:
