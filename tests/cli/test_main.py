@@ -77,8 +77,8 @@ def test_help_documents_exit_codes():
     ("arguments", "sentence"),
     [
         (["run", "--worker", "2"], "No such option: --worker"),
-        (["run", "--workers", "0"], "--workers: expected a number greater than or equal to 1."),
-        (["run", "--workers", "two"], "--workers: expected a valid integer."),
+        (["run", "--workers", "0"], "--workers 0: expected a number greater than or equal to 1."),
+        (["run", "--workers", "two"], "--workers two: expected an integer."),
         (["run", "--out"], "--out"),
         (["node", "run", "--bundle", "b", "--log", "xml"], "fedspd: --log: 'xml' is not one of"),
         (["rnu"], "No such command 'rnu'."),

@@ -44,6 +44,8 @@ def test_privacy_of_a_config_is_what_its_run_spends(tmp_path):
         call("privacy", str(folder), "rounds=3")
     with pytest.raises(ConfigError, match="neither a run nor a node"):
         call("privacy", str(tmp_path))
+    with pytest.raises(ConfigError, match="no such file or folder; expected a folder with run"):
+        call("privacy", str(tmp_path / "nowhere"))
 
 
 def test_privacy_of_a_run_without_any_or_with_an_older_ledger_is_a_sentence(tmp_path):

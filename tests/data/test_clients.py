@@ -180,7 +180,7 @@ def test_settings_that_given_clients_do_not_have_are_refused(settings, sentence)
         ({"a": own("ann"), "b": (*own("bob"), X, Y)}, "client 'a' has no test part, and others"),
         ({"a": (X[:2], Y[:2])}, "client 'a': 1 training examples; expected at least 2 to train"),
         ({"a": own("ann"), "b": (X[:, :2], Y)}, r"clients have examples of shape \(3,\) and \(2,"),
-        (TABLE.assign(client=[None] * 60), "60 values of the column 'client' are missing"),
+        (TABLE.assign(client=[None] * 60), "values of the column 'client' are missing, 60 of 60"),
         (TABLE.assign(client=["a"] * 59 + ["b"]), "client 'b': 0 training examples; expected at"),
     ],
 )

@@ -50,7 +50,7 @@ def test_table_has_its_columns_by_name():
         (TABLE, Reading(("d",), "kind"), "data.inputs = 'd': data has no such column; expected on"),
         (TABLE, Reading((), "kind", "who"), "data.client = 'who': data has no such column"),
         (TABLE, Reading(target="a"), "the column 'kind' has values such as 'no'; expected numbers"),
-        (TABLE.assign(b=np.nan), READ, "20 values of the column 'b' are missing, the first in row"),
+        (TABLE.assign(b=np.nan), READ, "column 'b' are missing, 20 of 20, the first in row 0,"),
         (TABLE[["kind"]], READ, "only the column 'kind'; expected columns of inputs"),
         (TABLE[:0], READ, "data: no rows; expected one for each example"),
     ],

@@ -205,7 +205,7 @@ def test_result_refuses_a_client_that_does_not_exist(result):
 
 def test_result_without_out_removes_its_folder_at_its_end():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.simplefilter("error", ResourceWarning)
         result = fedspd.run(TINY | {"rounds": 1})
         folder = result.folder
         assert (folder / "result.json").exists()

@@ -58,7 +58,7 @@ def test_network_adds_a_ring_for_the_truth() -> None:
     draw(figure)
     _, discs, rings = wedges(figure)
     assert (len(discs.get_paths()), len(rings.get_paths())) == (8, 12)
-    assert legend(figure) == ["cluster 0", "cluster 1", "cluster 2"]
+    assert legend(figure) == ["cluster 0", "cluster 1", "a distribution without a cluster"]
     assert figure.legends[0].get_title().get_text() == "disc: estimated, ring: true"
 
 

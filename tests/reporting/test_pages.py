@@ -102,7 +102,7 @@ def test_page_is_the_same_for_the_same_records(write_run, tmp_path):
 def test_page_names_all_methods_with_the_highest_accuracy(write_run):
     scores = {"fedspd": 0.5, "fedavg": 0.872222222, "fedem": 0.8722222223333}
     page = render([write_run(m, m, scores=(s, s)) for m, s in scores.items()])
-    assert "Highest accuracy: fedavg and fedem, 87.2 %." in page
+    assert "Highest accuracy: fedavg and fedem, 87.2\N{NO-BREAK SPACE}%." in page
 
 
 def test_csv_has_a_row_per_run_and_json_all_statistics(write_sweep, out):
@@ -159,7 +159,7 @@ def test_regression_is_reported_by_rmse_and_r2(write_run, out):
     assert "| **2.5 ± 13** |" in text
     assert "| +3 ± 13 |" in text  # 4 and 2 more
     assert "accuracy" not in text
-    assert "Lowest RMSE: fedspd, 2.5 ± 13." in page
+    assert "Lowest RMSE: fedspd, 2.5\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}13." in page
     assert "Cost to target: RMSE of at most 1.6" in page  # of the best run's 1.5
     assert {path.stem for path in (out / "figures").iterdir()} >= {
         "rmse-by-round",

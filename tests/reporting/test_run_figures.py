@@ -36,6 +36,13 @@ def test_mixtures_are_drawn_of_the_rounds_that_have_all_clusters(write_run, comp
     assert panels[1].lines[1].get_ydata()[2:].tolist() == [0.8, 1.0]
 
 
+def test_mixtures_of_one_cluster_are_not_drawn(write_run, compare):
+    folder = write_run("a")
+    cost = {"bytes": {"point_to_point": 0}, "seconds": {"total": 0.0}, "steps": 0}
+    RunFolder(folder).append({"event": "round", "round": 3, "mixture": [[1.0]] * 2, **cost})
+    assert "mixtures-by-round" not in draw_comparison(compare(folder))
+
+
 def test_two_values_of_one_methods_option_are_rows_and_no_figure(write_run, compare):
     """FedAvg plain and fine-tuned among other methods; a third value makes a curve."""
     folders = [

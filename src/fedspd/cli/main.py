@@ -380,7 +380,7 @@ def _explain(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, FedspdError):
         return _reject(str(error), error.exit_code, arguments)
     if isinstance(error, typer.TyperException):
-        message = _as_sentence(error.format_message())  # empty if help was printed
+        message = _as_sentence(error)  # empty if help was printed
         return _reject(message, error.exit_code, arguments) if message else error.exit_code
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -389,14 +389,19 @@ def _explain(error: Exception, arguments: list[str]) -> int:
     return _reject(f"{type(error).__name__}: {error}", 1, arguments)
 
 
-def _as_sentence(message: str) -> str:
+def _as_sentence(error: typer.TyperException) -> str:
     """Return an error of typer in the form of the others, where it names what it expects."""
+    from pydantic import ValidationError
+
+    message = error.format_message().replace("a valid integer", "an integer")
     message = re.sub(r"^Invalid value for '([^']+)': Value error, ", r"\1: ", message)
     found = re.fullmatch(r"Invalid value for '([^']+)': Input should be ([^,]+)(,.*)?", message)
     if found is None:
         return message
     prefix = "a number " if found[2].startswith(("greater", "less")) else ""
-    return f"{found[1]}: expected {prefix}{found[2]}."
+    checked = error.__cause__  # of pydantic, which knows the value
+    value = checked.errors()[0]["input"] if isinstance(checked, ValidationError) else ""
+    return f"{found[1]} {value}: expected {prefix}{found[2]}."
 
 
 def _reject(sentence: str, code: int, arguments: list[str]) -> int:

@@ -47,10 +47,11 @@ def _find_folder(path: Path) -> Path | None:
     for folder in (path, path / "state"):
         if file_exists(folder / "run.json"):
             return folder
-    if path.is_dir():
+    is_missing = "=" not in path.name and not file_exists(path)
+    if is_missing or path.is_dir():
+        problem = "no such file or folder" if is_missing else "neither a run nor a node"
         raise ConfigError(
-            f"'{path}': neither a run nor a node; expected a folder with run.json, a node's bundle "
-            "or a TOML file."
+            f"'{path}': {problem}; expected a folder with run.json, a node's bundle or a TOML file."
         )
     return None
 

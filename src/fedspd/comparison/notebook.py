@@ -1,6 +1,5 @@
 """Comparisons from Python: what the commands compare, sweep and report do, as functions."""
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from fedspd.reporting.runs import check_events, is_comparison
 from fedspd.storage.atomic import Json
 from fedspd.storage.history import costs, reach
 from fedspd.storage.run_folder import RunFolder
+from fedspd.storage.temporary import TemporaryFolder
 
 Methods = str | Sequence[str] | None
 PathLike = str | Path
@@ -35,7 +35,7 @@ class ComparisonResult:
 
     folder: Path
     comparison: Comparison = field(repr=False)
-    temporary: Any = field(default=None, repr=False)  # keeps the folder without `out`
+    temporary: TemporaryFolder | None = field(default=None, repr=False)  # without `out`
 
     def rows(self) -> list[Json]:
         """Return a dictionary for each method at each point; costs are means over its seeds."""
@@ -147,8 +147,8 @@ def sweep(
     base = as_config(config)
     jobs = choose_jobs(base, _as_text(methods), seeds, _as_grid(grid))
     jobs = [replace(job, data=data, model=model) for job in jobs]
-    temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
-    folder = Path(temporary.name) / "comparison" if temporary else as_path("out", out)
+    temporary = TemporaryFolder() if out is None else None
+    folder = temporary.path / "comparison" if temporary else as_path("out", out)
     _run(jobs, folder, workers, callbacks, progress, base.method)
     written = pages.write_report([folder], folder, base.method)
     return ComparisonResult(folder, written, temporary)

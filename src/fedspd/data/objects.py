@@ -153,9 +153,10 @@ def _values(column: Any, name: str, where: str) -> NDArray[Any]:
     """Return a column without missing values."""
     missing = column.isna().to_numpy()
     if missing.any():
+        count, first = f"{missing.sum()} of {len(missing)}", int(missing.argmax())
         raise DataError(
-            f"{where}: {missing.sum()} values of the column '{name}' are missing, the first in row "
-            f"{int(missing.argmax())}. Fill them in, or leave these rows out."
+            f"{where}: values of the column '{name}' are missing, {count}, the first in row "
+            f"{first}, counted from 0. Fill them in, or leave these rows out."
         )
     values = np.asarray(column.to_numpy())
     return as_array(values.astype(str) if values.dtype == object else values, f"column '{name}'")

@@ -15,6 +15,7 @@ from fedspd.runtime.block_runner import BlockRunner
 from fedspd.storage.atomic import Json
 from fedspd.storage.history import history, reach
 from fedspd.storage.run_folder import RESTORE, RunFolder
+from fedspd.storage.temporary import TemporaryFolder
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Result:
     folder: Path
     experiment: Experiment = field(repr=False)
     summary: Json = field(repr=False)
-    temporary: Any = field(default=None, repr=False)  # keeps the folder of a run without `out`
+    temporary: TemporaryFolder | None = field(default=None, repr=False)  # without `out`
 
     @property
     def accuracy(self) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -36,6 +35,7 @@ from fedspd.privacy.budget import describe, warnings
 from fedspd.privacy.ledger import RunLedger
 from fedspd.storage.atomic import Json
 from fedspd.storage.run_folder import RESTORE, RunFolder
+from fedspd.storage.temporary import TemporaryFolder
 
 Config = ExperimentConfig | Mapping[str, Any] | str | Path
 CHECKPOINT_SHARE = 0.05  # of the time goes into checkpoints, at most
@@ -76,8 +76,8 @@ def run(
     """
     if resume and out is None:
         raise ConfigError("resume = True: expected the folder of the run as out.")
-    temporary = tempfile.TemporaryDirectory(prefix="fedspd-") if out is None else None
-    folder = Path(temporary.name) if temporary else as_path("out", out)
+    temporary = TemporaryFolder() if out is None else None
+    folder = temporary.path if temporary else as_path("out", out)
     if resume:
         settings = resumed_config(folder, None if config is None else as_config(config))
     else:

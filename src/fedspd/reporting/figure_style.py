@@ -17,7 +17,7 @@ Points = NDArray[np.float64]
 # Okabe and Ito's colours are distinct for colour-blind readers; yellow, the palest, comes last.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 DASHES = ("-", "--", "-.", ":")
-GREY, PALE = "#999999", "#BBBBBB"
+DARK, GREY, PALE = "#555555", "#999999", "#BBBBBB"
 WIDTH_INCHES = 5.0  # a column of a paper
 TEXT_POINTS, SMALL_POINTS = 9, 8
 TITLE_LETTERS = 70  # in one line

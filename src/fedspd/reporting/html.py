@@ -116,7 +116,8 @@ def _best_score(comparison: Comparison) -> str:
     labels = [label for label, mean in means.items() if columns.is_equal(mean, best)]
     value = columns.format_interval(found[labels[0]], score)
     kind = "Lowest" if score.is_error else "Highest"
-    return f"{kind} {score.title}: {' and '.join(labels)}, {value}{score.unit}."
+    number = f"{value}{score.unit}".replace(" ", "\N{NO-BREAK SPACE}")
+    return f"{kind} {score.title}: {' and '.join(labels)}, {number}."
 
 
 def _render_remarks(comparison: Comparison) -> str:

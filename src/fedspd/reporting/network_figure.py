@@ -13,10 +13,12 @@ from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Patch, Wedge
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedspd.reporting.figure_style import (
+    DARK,
     DRAWN_AT_MOST,
     GREY,
     PALE,
@@ -74,7 +76,8 @@ def _number_clients(axes: Axes, position_N2: Points, above: float) -> None:
     """Write the number of each client above it, if they are few."""
     for i, (x, y) in enumerate(position_N2 if len(position_N2) <= NUMBERED_AT_MOST else ()):
         text: dict[str, Any] = {"fontsize": 6, "ha": "center", "va": "bottom", "zorder": 4}
-        axes.text(x, y + above, str(i), color=GREY, **text)
+        number = axes.text(x, y + above, str(i), color=DARK, **text)
+        number.set_path_effects([withStroke(linewidth=2, foreground="white")])  # over edges
 
 
 def _draw_histograms(
@@ -161,9 +164,11 @@ def _draw_pies(
     _draw_shares(axes, position_N2, mixtures, radius, radius)
     if truth is not None:
         _draw_shares(axes, position_N2, truth, 1.5 * radius, 0.3 * radius)
-    clusters = max(len(mixture) for mixture in [*mixtures, *(truth or [])])
+    names = [cluster_name(s) for s in range(max(map(len, mixtures)))]
+    if truth is not None:
+        names += ["a distribution without a cluster"] * (len(truth[0]) - len(names))
     note = None if truth is None else "disc: estimated, ring: true"
-    add_legend(figure, [Patch(color=tint(s), label=cluster_name(s)) for s in range(clusters)], note)
+    add_legend(figure, [Patch(color=tint(s), label=name) for s, name in enumerate(names)], note)
 
 
 def _draw_shares(

@@ -89,9 +89,9 @@ def _draw_network_and_mixtures(record: RunFolder) -> Figures:
         for event in record.events()
         if event["event"] == "round" and "mixture" in event
     ]
-    if mixtures:
+    clusters = mixtures[-1][1].shape[1] if mixtures else 0
+    if clusters > 1:
         # Before a method has found its clusters, there is no mixture to show.
-        clusters = mixtures[-1][1].shape[1]
         mixtures = [pair for pair in mixtures if pair[1].shape[1] == clusters]
         drawn["mixtures-by-round"] = figures.draw_mixtures_by_round(
             [t for t, _ in mixtures], [share_NS for _, share_NS in mixtures]

@@ -16,16 +16,18 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); }
 body { font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 78rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+main { max-width: 96rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
 h1 { font-size: 1.8rem; line-height: 1.2; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
 .lead { color: var(--soft); max-width: 60rem; margin: 0 0 1.5rem; overflow-wrap: anywhere; }
 .note, figcaption { color: var(--soft); font-size: .85rem; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; scrollbar-width: thin; scrollbar-color: var(--soft) var(--line); }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--line); }
 th, td { text-align: right; white-space: nowrap; }
 thead th { color: var(--soft); font-weight: 500; vertical-align: bottom; border-bottom-width: 2px; }
+thead th { white-space: normal; }
+tbody th[scope=row] { position: sticky; left: 0; background: var(--ground); }
 .name, .text { text-align: left; }
 .text { white-space: normal; overflow-wrap: anywhere; }
 tbody th { font-weight: 600; }

@@ -76,7 +76,8 @@ def run(
             status_port,
         )
         asyncio.run(_serve(peer, server, stop))
-        log.info("node stopped: node=%s round=%d", context.name, journal.last.get("round", 0))
+        done = min(journal.last.get("round", 0), context.rounds)  # the final phase is one more
+        log.info("node stopped: node=%s round=%d", context.name, done)
 
 
 async def _serve(peer: Peer, server: StatusServer, stop: Interrupts) -> None:
