@@ -16,11 +16,10 @@ from fedspd.paper.definition import (
 )
 from fedspd.paper.measures import MEASURES
 from fedspd.paper.records import Records
-from fedspd.paper.table import scores_of, shown_rows
+from fedspd.paper.table import records_of, scores_of, shown_rows
 from fedspd.reporting import panels
 from fedspd.reporting.figures import Curve, Line
 from fedspd.reporting.statistics import confidence_interval
-from fedspd.storage.atomic import Json
 
 Grid = dict[str, dict[str, Cell]]  # row -> column -> cell
 PAPER_LABEL = "the paper"
@@ -52,11 +51,7 @@ def _cells(
 ) -> dict[str, Cell]:
     """Return the cells of a row that have run."""
     cells = [experiment.cell(row, c, scale, reading) for c in experiment.definition.columns]
-    return {cell.column.name: cell for cell in cells if _records(cell, records)}
-
-
-def _records(cell: Cell, records: Records) -> list[Json]:
-    return [found for config in cell.configs if (found := records.of(config)) is not None]
+    return {cell.column.name: cell for cell in cells if records_of(cell, records)}
 
 
 def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure | None:
@@ -72,7 +67,8 @@ def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure | Non
 def _curve(cell: Cell, spec: FigureSpec, records: Records) -> Curve | None:
     """Return the mean over seeds by round, with the interval over seeds; None without record."""
     measure = spec.measure
-    curves = [r["curve"] for r in _records(cell, records) if measure in r["curve"]]
+    found = records_of(cell, records).values()
+    curves = [r["curve"] for r in found if measure in r["curve"]]
     if not curves:
         return None
     values = [curve[measure] for curve in curves]
@@ -115,7 +111,7 @@ def number_of(name: str) -> float | str:
 def _draw_boxes(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
     shown = {
         row: {
-            name: [s for record in _records(cell, records) for s in record["clients"]]
+            name: [s for one in records_of(cell, records).values() for s in one["clients"]]
             for name, cell in cells.items()
         }
         for row, cells in grid.items()
