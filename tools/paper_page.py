@@ -120,7 +120,7 @@ def _tables(experiment: PaperExperiment, records: Records) -> Iterator[PaperTabl
 
 
 def _about_runs(experiments: Sequence[PaperExperiment], records: Records) -> str:
-    """Say how many runs have a record, of which days, and how to make the others."""
+    """Say how many runs have a record, of which days and machines, and how to make the others."""
     sentences = []
     for scale in SCALES:
         wanted = {
@@ -130,16 +130,21 @@ def _about_runs(experiments: Sequence[PaperExperiment], records: Records) -> str
         }
         found = [record for record in wanted.values() if record is not None]
         count = f"{len(found)} of {len(wanted)} runs have a record"
-        sentences.append(f"Scale {scale}: {count}{_days(found)}.")
+        sentences.append(f"Scale {scale}: {count}{_origin(found)}.")
     return " ".join([*sentences, CONTINUE])
 
 
-def _days(records: Sequence[Json]) -> str:
-    """Return when the runs were made, as the end of a sentence."""
+def _origin(records: Sequence[Json]) -> str:
+    """Return when and where the runs were made, as the end of a sentence."""
+    if not records:
+        return ""
     days = sorted({record["date"] for record in records})
-    if len(days) > 1:
-        return f", made from {days[0]} to {days[-1]}"
-    return f", made on {days[0]}" if days else ""
+    when = f"from {days[0]} to {days[-1]}" if len(days) > 1 else f"on {days[0]}"
+    found = [record["machine"] for record in records]
+    machines = {
+        f"{m['system'].partition('-')[0]}, {m['device']}, {m['instructions']}" for m in found
+    }
+    return f", made {when} ({'; '.join(sorted(machines))})"
 
 
 def _planned(

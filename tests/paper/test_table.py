@@ -15,7 +15,7 @@ from fedspd.paper.definition import (
 )
 from fedspd.paper.drawing import draw_figures
 from fedspd.paper.measures import MEASURES
-from fedspd.paper.pages import arranged_head, arranged_rows, to_csv, value_rows
+from fedspd.paper.pages import _verdict_line, arranged_head, arranged_rows, to_csv, value_rows
 from fedspd.paper.records import Records, given_settings, settings_of
 from fedspd.paper.table import PaperTable, make_table
 
@@ -114,6 +114,15 @@ def test_report_says_once_what_all_verdicts_of_a_row_have_in_common(experiment, 
     lines = arranged_rows(make_table(experiment, "small", "text", records))
     assert ["", "verdict, at another scale", "agrees", "lower"] in lines
     assert ["", "ours, 1 seed", "90.0", "70.0"] in lines
+
+
+def test_verdict_that_says_less_than_the_others_leaves_what_they_have_in_common():
+    verdicts = ["undecided", "same side, one seed", "not run"]
+    assert _verdict_line(verdicts, [True, True, False]) == [
+        *("verdict, one seed", "undecided", "same side", "–")
+    ]
+    verdicts = ["agrees, at another scale", "same side, one seed"]
+    assert _verdict_line(verdicts, [True, True]) == ["verdict", *verdicts]
 
 
 def test_rows_that_have_not_run_or_stand_in_take_few_lines(experiment, tmp_path):

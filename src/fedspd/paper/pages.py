@@ -125,12 +125,15 @@ def _gap_lines(gaps: Sequence[Gap], reference: str) -> list[list[str]]:
 def _verdict_line(verdicts: Sequence[str], compared: Sequence[bool]) -> list[str]:
     """Return the verdicts; what they all say beside the verdict itself is said once."""
     parts = [re.split(", |: ", verdict, maxsplit=1) for verdict in verdicts]
-    rest = {tuple(part[1:]) for part, is_shown in zip(parts, compared, strict=True) if is_shown}
-    is_common = len(rest) == 1
-    label = ", ".join(["verdict", *rest.pop()]) if is_common else "verdict"
+    shown = [part for part, is_shown in zip(parts, compared, strict=True) if is_shown]
+    rest = {part[1] for part in shown if len(part) > 1}
+    is_common = len(rest) < 2
     texts = [part[0] for part in parts] if is_common else list(verdicts)
-    shown = zip(texts, compared, strict=True)
-    return [label, *(text if is_shown else text and MISSING for text, is_shown in shown)]
+    marked = zip(texts, compared, strict=True)
+    return [
+        ", ".join(["verdict", *(rest if is_common else ())]),
+        *(text if is_shown else text and MISSING for text, is_shown in marked),
+    ]
 
 
 def _about_numbers(table: PaperTable) -> str:
