@@ -294,6 +294,20 @@ def test_run_without_the_curve_of_a_figure_is_named_and_not_drawn(tmp_path):
     assert draw_figures(experiment, "small", "text", records) == {}
 
 
+def test_column_has_one_colour_where_others_have_not_run(tmp_path):
+    figure = '[[figures]]\nname = "f"\nkind = "curves"\ncaption = "F"\n'
+    text = TOML.partition("[values]")[0].replace('stands_in_for = "A"', "") + figure
+    experiment = parse_experiment("t", text)
+    scores = {("A", "FedAvg"): [0.9], ("B", "FedSPD"): [0.8], ("B", "FedAvg"): [0.7]}
+    records = records_of(experiment, scores, tmp_path, "small")
+    for record in records.by_key.values():
+        record["curve"] = {"round": [1, 2], "accuracy": [0.5, record["accuracy"]]}
+    drawn = draw_figures(experiment, "small", "text", records)["f"]
+    left, right = ({x.get_label(): x.get_color() for x in axes.lines} for axes in drawn.axes)
+    assert left["FedAvg"] == right["FedAvg"] != right["FedSPD"]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["FedSPD", "FedAvg"]
+
+
 def test_row_that_stands_in_is_drawn_only_without_the_other(tmp_path):
     figure = '[[figures]]\nname = "f"\nkind = "boxes"\ncaption = "F"\n'
     experiment = parse_experiment("t", f"{TOML}{figure}")

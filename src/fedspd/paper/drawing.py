@@ -1,7 +1,8 @@
 """Draw the figures of an experiment from its records, in the paper's arrangement."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,8 +34,9 @@ def draw_figures(
     rows = shown_rows(experiment, scale, reading, records)
     grid = {row.name: _cells(experiment, row, scale, reading, records) for row in rows}
     grid = {row: cells for row, cells in grid.items() if cells}
+    columns = [column.name for column in own.columns]
     draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure | None]] = {
-        "curves": _draw_curves,
+        "curves": partial(_draw_curves, columns=columns),
         "lines": _draw_lines,
         "boxes": _draw_boxes,
     }
@@ -54,14 +56,16 @@ def _cells(
     return {cell.column.name: cell for cell in cells if records_of(cell, records)}
 
 
-def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure | None:
+def _draw_curves(
+    spec: FigureSpec, grid: Grid, records: Records, columns: Sequence[str]
+) -> Figure | None:
     """Draw the rows with a curve; the table's notes name the runs that did not record one."""
     shown = {
         row: {name: curve for name, c in cells.items() if (curve := _curve(c, spec, records))}
         for row, cells in grid.items()
     }
     shown = {row: curves for row, curves in shown.items() if curves}
-    return panels.draw_curves(spec.caption, shown, _axis_title(spec)) if shown else None
+    return panels.draw_curves(spec.caption, shown, _axis_title(spec), columns) if shown else None
 
 
 def _curve(cell: Cell, spec: FigureSpec, records: Records) -> Curve | None:
