@@ -12,6 +12,8 @@ import fedspd
 import fedspd_centers
 import map_runs
 import map_tables
+import split_choices
+from fedspd.algorithms import fedspd_split, populations
 from fedspd.config import validate
 from fedspd.experiment.build import build_experiment
 
@@ -136,6 +138,35 @@ def test_table_of_clusters_counts_right_runs_and_names_the_others() -> None:
     cells = list(clusters_found.cells(1))
     assert len(cells) == 120
     assert all(validate(one.config).method == "fedspd-split" for one in cells)
+
+
+def test_choice_is_changed_for_its_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        map_runs, "run_cell", lambda one: (populations.LENGTH, fedspd_split.V_RATE, one)
+    )
+    one, _ = next(split_choices.cells())
+    before = populations.LENGTH, fedspd_split.V_RATE, one
+    assert split_choices.run(one, {"LENGTH": 3.0, "V_RATE": 0.7}) == (3.0, 0.7, one)
+    assert split_choices.run(one, {}) == before
+
+
+def test_choices_are_shown_as_differences_to_the_method_as_it_is() -> None:
+    size = {"clients": 20, "data": "mnist", "world": "labellings, pure"}
+    scores = {"as it is": 80, "first D a third as long": 77.5}
+    records = [{**size, "choice": name, "accuracy": score} for name, score in scores.items()]
+    lines = split_choices.accuracies(records)
+    assert "| as it is |  | 80.0 |  |  |" in lines
+    assert "| first D a third as long |  | −2.5 |  |  |" in lines
+    many = {**size, "clients": 100, "choice": "as it is", "accuracy": 0}
+    found = split_choices.searches([{**many, "clusters": S} for S in (2, 1)])
+    assert "| as it is |  |  |  | 1 of 2 |  |" in found
+
+
+def test_signed_eigenvalues_find_two_labellings() -> None:
+    base = {"clients": 8, "rounds": 2, "data": {"examples": 60, "test_examples": 5}}
+    base |= {"model": {"name": "mlp"}, "training": {"epochs": 1}, "fedspd-split": {"warmup": 1}}
+    one = map_runs.cell("x", base, "digits", "labellings, pure", 6, 0, "fedspd-split")
+    assert split_choices.run(one, split_choices.SEARCHES["v'Av, ratio 1.8"])["clusters"] == 2
 
 
 def test_bytes_of_split_and_fedavg_are_counted_in_the_same_setting() -> None:

@@ -111,6 +111,8 @@ def test_clusters_have_bodies_of_their_own_only_if_their_features_differ(differ,
     body_NB = cut.body(state.model_CP)
     assert torch.equal(body_NB[0], body_NB[2])
     assert torch.equal(body_NB[0], body_NB[1]) != differ
+    observed = engine.plan.algorithm.observe(state).bodies_C
+    assert observed.tolist() == [2 if differ else 1] * 12
 
 
 def test_one_population_is_one_cluster_and_no_offset():
@@ -333,9 +335,10 @@ def test_run_that_is_too_short_to_split_says_so():
 
 def test_continued_run_says_which_rounds_differ_from_a_longer_one():
     algorithm = FedSPDSplit()
-    assert FedSPDSplit(clusters=1).continuation_warnings(10, 20) == []
-    (sentence,) = algorithm.continuation_warnings(10, 20)
+    assert FedSPDSplit(clusters=1).continuation_warnings(10, 20, bodies=1) == []
+    assert algorithm.continuation_warnings(10, 20, bodies=1) == [], "all clusters share one body"
+    (sentence,) = algorithm.continuation_warnings(10, 20, bodies=2)
     assert sentence.startswith("Rounds 6 to 10 averaged bodies by cluster")
-    assert algorithm.continuation_warnings(5, 6) == [], "both begin after the warm-up"
-    (sentence,) = algorithm.continuation_warnings(3, 20)
+    assert algorithm.continuation_warnings(5, 6, bodies=2) == [], "both begin after the warm-up"
+    (sentence,) = algorithm.continuation_warnings(3, 20, bodies=1)
     assert "so that it is not split" in sentence

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from chaos.virtual_time import run_instantly
 from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.inbox import ExchangeId
@@ -72,4 +73,4 @@ def test_node_stops_announcing_an_exchange_that_is_over():
             await announcing
         return transport.calls
 
-    assert 2 <= asyncio.run(count_calls()) <= 4
+    assert 2 <= run_instantly(count_calls()) <= 4

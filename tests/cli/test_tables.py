@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedspd.cli.tables import (
     comparison_table,
+    describe_clusters,
     describe_distributions,
     describe_newcomers,
     fits_console,
@@ -55,6 +56,7 @@ def comparison():
         worst_distribution=None,
         smallest_distribution=None,
         hurt=None,
+        clusters=(),
         purity=None,
         adjusted_rand_index=None,
         newcomers=unknown,
@@ -133,6 +135,16 @@ def test_newcomers_are_described_by_accuracy_or_else_by_rmse_or_loss():
     assert describe_newcomers(newcomers) == "newcomers have a loss of 1.5 on average"
     newcomers["rmse"] = [3.0, 5.0]
     assert describe_newcomers(newcomers) == "newcomers have an RMSE of 4 on average"
+
+
+def test_clusters_are_described_with_their_bodies():
+    assert describe_clusters({"clusters": 1, "bodies": 1}) == "found 1 cluster"
+    assert describe_clusters({"clusters": 2, "bodies": 1}) == (
+        "found 2 clusters, which share one body"
+    )
+    assert describe_clusters({"clusters": 4, "bodies": 4}) == (
+        "found 4 clusters, each with a body of its own"
+    )
 
 
 def test_distributions_are_described_with_the_agreement_of_clusters():

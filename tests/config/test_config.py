@@ -20,6 +20,7 @@ from fedspd.config import (
     validate,
 )
 from fedspd.core.errors import ConfigError
+from fedspd.core.imports import SHARED_TABLES
 
 
 def rejection(*overrides, tree=None):
@@ -63,9 +64,9 @@ def test_load_accepts_an_integer_for_a_number_but_not_the_reverse():
     assert rejection("rounds=6.0") == "rounds = 6.0: expected an integer."
 
 
-def test_config_has_a_table_for_every_method():
-    config = as_dict(load())
-    assert set(METHODS) <= set(config)
+def test_every_table_is_shared_or_that_of_a_method():
+    tables = {key for key, value in as_dict(load()).items() if isinstance(value, dict)}
+    assert tables == {*SHARED_TABLES, *METHODS, "options"}
 
 
 @pytest.mark.parametrize(

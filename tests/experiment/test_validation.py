@@ -198,15 +198,17 @@ def test_run_that_was_interrupted_takes_more_rounds(tmp_path):
     assert longer.summary["hash"] == fedspd.run(TINY | {"rounds": 5}).summary["hash"]
 
 
-def test_split_run_with_more_rounds_warns_where_it_differs(tmp_path):
-    config = {**TINY, "method": "fedspd-split", "rounds": 5}
-    short = {"warmup": 1, "final_epochs": 0}
-    fedspd.run(config | {"fedspd-split": short}, out=tmp_path / "run")
-    longer = fedspd.run(
-        config | {"fedspd-split": short, "rounds": 8}, out=tmp_path / "run", resume=True
-    )
-    (sentence,) = longer.events()[-1]["alarms"]
-    assert sentence.startswith("Rounds 3 to 4 averaged bodies by cluster")
+@pytest.mark.parametrize("bodies", [1, 2])
+def test_split_run_with_more_rounds_warns_where_clusters_have_bodies_of_their_own(tmp_path, bodies):
+    """Without a check each given cluster has one; a run that finds one cluster has one for all."""
+    split = {"warmup": 1, "final_epochs": 0, "check": bodies == 1}
+    config = {**TINY, "method": "fedspd-split", "fedspd-split": split}
+    config |= {"clusters": 2} if bodies == 2 else {}
+    fedspd.run(config | {"rounds": 5}, out=tmp_path / "run")
+    longer = fedspd.run(config | {"rounds": 8}, out=tmp_path / "run", resume=True)
+    assert longer.summary["bodies"] == bodies
+    warned = [sentence.partition(",")[0] for sentence in longer.events()[-1]["alarms"]]
+    assert warned == ["Rounds 3 to 4 averaged bodies by cluster"] * (bodies - 1)
 
 
 def test_command_line_gives_a_run_more_rounds_and_refuses_other_changes(tmp_path, capsys):

@@ -78,3 +78,13 @@ def test_few_bytes_are_not_shown_as_none():
         "0.099",
         "0.2",
     ]
+
+
+def test_columns_show_the_numbers_of_clusters_that_runs_found(write_run, compare):
+    folders = [
+        write_run(f"s{seed}", "fedspd-split", seed=seed, result={"clusters": found})
+        for seed, found in enumerate((2, 1, 2))
+    ]
+    comparison = compare(*folders, write_run("l", "local", result={"clusters": None}))
+    column = find_column(comparison, "clusters found")
+    assert [column.text(row) for row in comparison.rows] == ["1, 2", "–"]

@@ -96,9 +96,7 @@ def test_close_ends_a_child_in_the_middle_of_its_work():
 
     child = Child("A test", work)
     assert child.receive() == "begun"
-    started = time.monotonic()
     child.close()
-    assert time.monotonic() - started < 60
     assert child._process.exitcode == -signal.SIGTERM
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import selectors
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from fedspd.node.peer import liveness
+from fedspd.node.peer import liveness, peer
 
 Value = TypeVar("Value")
 
@@ -21,13 +22,14 @@ class InstantSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         events = super().select(0)
+        assert events or timeout is not None, "no timer is left that could end the wait"
         if not events and timeout:
             self.loop.now += timeout
         return events
 
 
 class InstantLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time that runs the work of threads at once."""
+    """An event loop in virtual time that does the work of threads itself, one after another."""
 
     def __init__(self) -> None:
         self.now, selector = 0.0, InstantSelector()
@@ -41,21 +43,35 @@ class InstantLoop(asyncio.SelectorEventLoop):
         self, executor: Executor | None, work: Callable[..., Any], *values: Any
     ) -> "asyncio.Future[Any]":
         future = self.create_future()
-        try:
-            future.set_result(work(*values))
-        except Exception as error:
-            future.set_exception(error)
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(work(*values))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_soon(run)  # other tasks go on meanwhile
         return future
+
+
+@contextmanager
+def virtual_time() -> Iterator[InstantLoop]:
+    """Yield a loop whose time is that of all peers."""
+    loop = InstantLoop()
+    clock = SimpleNamespace(monotonic=loop.time, perf_counter=loop.time)
+    with patch.object(liveness, "time", clock), patch.object(peer, "time", clock):
+        try:
+            yield loop
+        finally:
+            loop.close()
 
 
 def run_instantly(work: Coroutine[Any, Any, Value]) -> Value:
     """Run peers in virtual time, so that no deadline depends on the machine."""
-    loop = InstantLoop()
-    with patch.object(liveness, "time", SimpleNamespace(monotonic=loop.time)):
-        try:
-            return loop.run_until_complete(work)
-        finally:
-            loop.close()
+    with virtual_time() as loop:
+        return loop.run_until_complete(work)
 
 
 def pass_time(seconds: float) -> None:

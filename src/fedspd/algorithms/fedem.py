@@ -41,6 +41,9 @@ class FedEM(Algorithm[State]):
     clusters: int = 2  # S
     score: Score = "loss"
 
+    def local_updates(self, round: int, rounds: int) -> int:
+        return self.clusters
+
     def check_learner(self, learner: Learner) -> None:
         check_score(self.score, "fedem", learner)
 

@@ -7,7 +7,7 @@ never leave the client. docs/methods.md has the mathematics.
 1. Warm-up: FedAvg on body and V.
 2. Split: in round 1, directions in which the clients' updates of one common model differ, and the
    corners of their cloud; a check by the clients' features, whether corners are worth a head
-   each; after the warm-up, how heads differ along them.
+   each; in the last round of the warm-up, how heads differ along them.
 3. Rounds: soft clustering of the examples, one exchange of the body and one of the heads.
 4. Final phase: fine-tuning, as far as cross-validation says that it helps.
 
@@ -364,6 +364,7 @@ class FedSPDSplit(Algorithm[State]):
             state.assignment_CE,
             clusters_C=state.clusters_C,
             spectrum_CM=state.spectrum_CM,
+            bodies_C=torch.where(has_own_bodies(state.labelling_C), state.clusters_C, 1),
         )
 
     def personal_model(self, learner: Learner, state: State) -> nn.Module:
@@ -381,7 +382,7 @@ class FedSPDSplit(Algorithm[State]):
             f"{self.warmup}, so that no populations are looked for."
         ]
 
-    def continuation_warnings(self, before: int, rounds: int) -> list[str]:
+    def continuation_warnings(self, before: int, rounds: int, bodies: int) -> list[str]:
         if self.cluster_limit == 1:
             return []
         if before <= self.warmup:
@@ -390,7 +391,7 @@ class FedSPDSplit(Algorithm[State]):
                 f"{self.warmup}, so that it is not split. Start a new run with rounds = {rounds}."
             ]
         first, last = max(self.warmup, before // 2) + 1, min(before, rounds // 2)
-        if first > last:
+        if first > last or bodies == 1:
             return []
         return [
             f"Rounds {first} to {last} averaged bodies by cluster, as in the second half of "

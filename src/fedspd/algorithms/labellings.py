@@ -64,7 +64,7 @@ def with_own_bodies(labelling_C: Tensor, has_own_C: Tensor) -> Tensor:
 
 
 def has_own_bodies(labelling_C: Tensor) -> Tensor:
-    return (labelling_C & OWN_BODIES).bool()
+    return (labelling_C != NO_LABELLING) & (labelling_C & OWN_BODIES).bool()
 
 
 def pack_labelling(labelling_C: Tensor) -> Tensor:

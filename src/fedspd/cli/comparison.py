@@ -67,8 +67,8 @@ def advise(settings: list[str], workers: int, as_json: bool) -> None:
     """Train a few methods for a few rounds, and say which one fits the data."""
     path, overrides = split_arguments(settings)
     base = advice.shorten(load(path, overrides))
-    check_used(base, advice.METHODS)
-    jobs = list_jobs(base, advice.METHODS, 1, choose_methods(None, base)[1])
+    check_used(base, advice.NEEDED)
+    jobs = list_jobs(base, advice.NEEDED, 1, choose_methods(None, base)[1])
     with (
         tempfile.TemporaryDirectory(prefix="fedspd-") as temporary,
         ComparisonProgress(jobs, as_json) as progress,

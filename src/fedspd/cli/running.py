@@ -155,6 +155,7 @@ def _draw(runs: list[Path], folder: Path) -> None:
 
 def _show(summary: Json, folder: Path, as_json: bool) -> None:
     from fedspd.cli.tables import (
+        describe_clusters,
         describe_distributions,
         describe_newcomers,
         fits_console,
@@ -166,6 +167,8 @@ def _show(summary: Json, folder: Path, as_json: bool) -> None:
     console.print(summary_table({method: summary}, partial(fits_console, console)))
     for alarm in summary["alarms"]:
         console.print(f"{method}: {alarm}", style="yellow", markup=False)
+    if summary.get("spectrum"):
+        console.print(f"{method}: {describe_clusters(summary)}", markup=False)
     if summary.get("distributions"):
         console.print(f"{method}: {describe_distributions(summary)}", markup=False)
     if summary["newcomers"]:

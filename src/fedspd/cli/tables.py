@@ -102,6 +102,16 @@ def describe_newcomers(newcomers: Json) -> str:
     return f"newcomers have {article} {score.title} of {found}{score.unit} on average"
 
 
+def describe_clusters(summary: Json) -> str:
+    """Return how many clusters the method found, and whether they share a body."""
+    if (count := summary["clusters"]) == 1:
+        return "found 1 cluster"
+    bodies = (
+        "which share one body" if summary.get("bodies", 1) == 1 else "each with a body of its own"
+    )
+    return f"found {count} clusters, {bodies}"
+
+
 def describe_distributions(summary: Json) -> str:
     """Return the accuracy on each distribution, and how well the clusters agree with them."""
     record = summary["distributions"]

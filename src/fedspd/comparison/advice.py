@@ -25,7 +25,7 @@ from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval, confidence_interval
 
 SPLIT, FEDAVG = "fedspd-split", "fedavg"
-METHODS = (SPLIT, FEDAVG, ALONE)  # that advice needs
+NEEDED = (SPLIT, FEDAVG, ALONE)  # the methods that advice needs
 ROUNDS = 10
 NOTABLE_SKEW = 0.1  # distance of label shares beyond that of chance
 CLEAR_MARGIN = 1.5  # factor between the eigenvalues' ratio and its threshold

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from fedspd.config.schema import METHOD_TABLES
 from fedspd.core.errors import nearest
+from fedspd.core.imports import SHARED_TABLES
 from fedspd.core.options import Options
 
 EXPECTED = {
@@ -26,7 +27,6 @@ OTHER_NAMES = {  # of other packages
     "learning_rate": "lr",
     "local_epochs": "epochs",
 }
-SHARED_TABLES = ("data", "topology", "model", "training", "exchange", "privacy")
 
 Location = Sequence[int | str]
 

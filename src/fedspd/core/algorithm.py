@@ -34,6 +34,7 @@ class Observation:
     model_CP        the single personal model of every client
     clusters_C      the number of clusters that the client found, if the method finds it
     spectrum_CM     the eigenvalues by which it was found, any number; 0 as long as there are none
+    bodies_C        the number of bodies that these clusters have: one each, or one for all
     """
 
     loss_C: Tensor | None = None
@@ -43,6 +44,7 @@ class Observation:
     model_CP: Tensor | None = None
     clusters_C: Tensor | None = None
     spectrum_CM: Tensor | None = None
+    bodies_C: Tensor | None = None
 
 
 class PrivateOption(NamedTuple):
@@ -184,8 +186,11 @@ class Algorithm(ABC, Generic[State]):
         """Return a sentence for each part of the method that a run of so many rounds leaves out."""
         return []
 
-    def continuation_warnings(self, before: int, rounds: int) -> list[str]:
-        """Return how a run of `before` rounds that gets more differs from one that had them all."""
+    def continuation_warnings(self, before: int, rounds: int, bodies: int) -> list[str]:
+        """Return how a run of `before` rounds that gets more differs from one that had them all.
+
+        `bodies` is the number of bodies that its clusters have.
+        """
         return []
 
     def share(self, state: State) -> tuple[Tensor, Tensor]:

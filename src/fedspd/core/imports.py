@@ -110,6 +110,10 @@ def _search_path(is_open: bool) -> Iterator[None]:
         sys.path[:] = before
 
 
+# The tables of a config that all methods share; every other one has the options of a method.
+SHARED_TABLES = ("data", "topology", "model", "training", "exchange", "privacy")
+
+
 def options_table(method: str) -> str:
     """Return the table of a config that has a method's options; module:Class has no own table."""
     return "options" if ":" in method else method

@@ -104,7 +104,7 @@ def _stepped_shares(clients: int, distributions: int) -> Shares:
     return np.stack([first_C, 1 - first_C], axis=1)
 
 
-def label_skew(alpha: float, clients: int, classes: int, key: Key) -> Shares:
+def class_preferences(alpha: float, clients: int, classes: int, key: Key) -> Shares:
     """Return each client's preference for each class, drawn from Dirichlet(alpha)."""
     return key.numpy().dirichlet(np.full(classes, alpha), clients)
 

@@ -125,7 +125,7 @@ class Federation:
 
     def inputs(self, client: int, x: Any) -> Tensor:
         """Return a caller's examples as the inputs of this client's model."""
-        values = as_inputs(x, self.shape)
+        values = model_inputs(x, self.shape)
         scale = self.scale(client)
         if scale is None:
             return values
@@ -174,7 +174,7 @@ def scale_inputs(x: NDArray[Any]) -> Tensor:
     return torch.from_numpy(_scale_pixels(values) if x.dtype == np.uint8 else values)
 
 
-def as_inputs(x: Any, shape: tuple[int, ...]) -> Tensor:
+def model_inputs(x: Any, shape: tuple[int, ...]) -> Tensor:
     """Return a caller's examples as the inputs of a model for examples of this shape."""
     try:
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)

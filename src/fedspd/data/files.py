@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from fedspd.core.errors import DataError, MissingExtraError
 from fedspd.data import formats
 from fedspd.data.arrays import RawPart, Reading, as_inputs, from_clients, from_parts
-from fedspd.data.objects import table_parts
+from fedspd.data.objects import Parts, table_parts
 from fedspd.data.sources import Source
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 FILE_SUFFIXES = (".npz", ".csv", ".parquet")
-
-Parts = tuple[RawPart, RawPart | None]
 
 
 def from_file(path: Path, reading: Reading) -> Source:

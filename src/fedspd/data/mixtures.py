@@ -19,8 +19,8 @@ from fedspd.data.amounts import (
     Clients,
     Counts,
     Shares,
+    class_preferences,
     client_shares,
-    label_skew,
     pure_shares,
     shard_counts,
 )
@@ -164,7 +164,9 @@ def dirichlet(
 ) -> Mixture:
     """Return one distribution, with each client's class proportions drawn from Dirichlet."""
     classes = sources[0].classes
-    return _of_classes(classes, label_skew(options.alpha, len(clients), classes, key.of("shares")))
+    return _of_classes(
+        classes, class_preferences(options.alpha, len(clients), classes, key.of("shares"))
+    )
 
 
 def shards(sources: Sequence[Source], options: DataOptions, clients: Clients, key: Key) -> Mixture:

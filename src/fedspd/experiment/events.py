@@ -76,6 +76,8 @@ def metrics_fields(measures: Measures, advice: str = ADVICE) -> Json:
             fields[f"validation_{name}"] = plain(score_C)
     if measures.clusters_C is not None:
         fields["clusters"] = int(measures.clusters_C.max())
+    if measures.bodies_C is not None:
+        fields["bodies"] = int(measures.bodies_C.max())
     if measures.spectrum_CM is not None and measures.spectrum_CM[0].any():
         fields["spectrum"] = plain(measures.spectrum_CM[0])  # the first client's decides for all
     if measures.mixture_CS is not None:
@@ -201,6 +203,7 @@ def summary(run_folder: RunFolder, digests: list[str], classes: Sequence[str] = 
         "clients": {name: final.get(name) for name in (*CLIENT_FIELDS, *metrics)},
         "newcomers": _newcomers(final),
         "clusters": final.get("clusters"),
+        "bodies": final.get("bodies"),
         "spectrum": final.get("spectrum"),
         "distributions": _distributions(run_folder, final),
         "classes": _classes(final, classes),

@@ -299,8 +299,11 @@ class _Training:
         """Return what to know of the method and the data before trusting the scores."""
         plan, config = self.experiment.plan, self.experiment.config
         found = [*self.experiment.federation.notes, *plan.algorithm.warnings(config.rounds)]
-        for before in self.run_folder.read("run.json").get("continued_from", []):
-            found += plan.algorithm.continuation_warnings(before, config.rounds)
+        if earlier := self.run_folder.read("run.json").get("continued_from", []):
+            seen = (event.get("bodies", 1) for event in self.run_folder.events())
+            bodies = max(seen, default=1)
+        for before in earlier:
+            found += plan.algorithm.continuation_warnings(before, config.rounds, bodies)
         if config.privacy.is_on:
             sends_models = "exchange" not in plan.algorithm.UNUSED_KEYS
             found += warnings(config.privacy, int(plan.train.counts_C.min()), sends_models)

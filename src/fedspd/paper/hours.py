@@ -20,9 +20,10 @@ from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.data.custom import load_source
 from fedspd.data.sources import dataset_spec, is_official
-from fedspd.experiment.build import build_learner
+from fedspd.experiment.build import build_algorithm, build_learner
 from fedspd.experiment.sharing import rounds_key
 from fedspd.paper.records import key_of, settings_of, unused_keys
+from fedspd.privacy.budget import Schedule
 
 DEFAULT_EXAMPLES = 300  # per client, at most
 ONE_CLUSTER = 0.6  # of a client's examples: those that FedSPD trains on in a round, on average
@@ -61,12 +62,12 @@ def run_seconds(config: ExperimentConfig, has_rounds: bool = True) -> float:
 
 def _round_steps(config: ExperimentConfig) -> int:
     """Return a client's gradient steps in all rounds."""
-    training, clusters = config.training, clusters_of(config)
-    epochs = training.epochs * (config.rounds - 1 + training.first_round_factor)
-    models = clusters if config.method == "fedem" else 1
-    share = ONE_CLUSTER if config.method == "fedspd" and clusters > 1 else 1.0
+    training, rounds = config.training.over(config.rounds), config.rounds
+    schedule = Schedule.of(build_algorithm(config), training, rounds, config.data.examples)
+    epochs = sum(sum(planned.epochs_of_an_example) for planned in schedule.rounds)
+    share = ONE_CLUSTER if config.method == "fedspd" and clusters_of(config) > 1 else 1.0
     examples = math.ceil(share * (config.data.examples or DEFAULT_EXAMPLES))
-    return _batches(config, examples) * epochs * models
+    return _batches(config, examples) * epochs
 
 
 def _final_steps(config: ExperimentConfig) -> int:

@@ -210,6 +210,13 @@ def _metric_column(score: Score) -> Column:
 def _cluster_columns() -> list[Column]:
     return [
         Column(
+            "clusters found",
+            "number of clusters of a method that can find it; each number, if seeds differ",
+            lambda row: ", ".join(map(str, row.clusters)) or MISSING,
+            lambda row: max(row.clusters, default=None),
+            is_brief=False,
+        ),
+        Column(
             "purity",
             "share of the examples whose cluster stands for their true distribution; "
             "with two distributions 0.5 is chance",

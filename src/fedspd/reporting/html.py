@@ -9,12 +9,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedspd.core.imports import options_table
+from fedspd.core.imports import SHARED_TABLES, options_table
 from fedspd.core.scores import ACCURACY, Score
 from fedspd.reporting import columns, figure_files, tables
 from fedspd.reporting.columns import Column
 from fedspd.reporting.method_rows import Comparison, MethodRow
-from fedspd.reporting.points import SHARED_TABLES
 from fedspd.reporting.runs import Run
 from fedspd.reporting.statistics import Interval
 from fedspd.reporting.style import STYLE

@@ -68,6 +68,7 @@ class MethodRow:
     worst_distribution: float | None  # accuracy
     smallest_distribution: float | None  # accuracy
     hurt: float | None  # share of the clients that local-only training serves better
+    clusters: tuple[int, ...]  # the numbers that the runs found, if the method can find it
     purity: float | None  # of the clusters, if the method assigns examples to clusters
     adjusted_rand_index: float | None
     newcomers: Interval  # score of clients that joined after training
@@ -220,6 +221,7 @@ def _summarise(
         worst_distribution=_average_of_distributions(results, "worst"),
         smallest_distribution=_average_of_distributions(results, "smallest"),
         hurt=_share_of_hurt_clients(runs, alone, score) if alone else None,
+        clusters=_clusters(results),
         purity=mean([result["purity"] for result in results]),
         adjusted_rand_index=mean([result.get("adjusted_rand_index") for result in results]),
         newcomers=confidence_interval([mean_score(joined, name) for joined in newcomers]),
@@ -261,6 +263,12 @@ def _default_target(runs: Sequence[Run], score: Score) -> float | None:
 def _cost_of_target(runs: list[Run], target: float) -> Target:
     found = [entry for run in runs if (entry := reach(run.history, target)) is not None]
     return Target(len(found), *(mean([entry[cost] for entry in found]) for cost in COSTS))
+
+
+def _clusters(results: Sequence[Json]) -> tuple[int, ...]:
+    """Return the different numbers of clusters that some runs found."""
+    found = (result.get("clusters") for result in results)
+    return tuple(sorted({number for number in found if number is not None}))
 
 
 def _average_named(results: list[Json], field: str) -> dict[str, float | None]:

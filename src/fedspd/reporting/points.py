@@ -9,11 +9,9 @@ the other methods do not have them.
 import json
 from collections.abc import Iterable
 
-from fedspd.core.imports import options_table
+from fedspd.core.imports import SHARED_TABLES, options_table
 from fedspd.storage.atomic import Json
 
-# every other table belongs to a method
-SHARED_TABLES = ("data", "topology", "model", "training", "exchange", "privacy")
 DEFAULT = "default"  # the value of a key that a config leaves out
 
 

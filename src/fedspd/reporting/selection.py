@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fedspd.core.imports import options_table
+from fedspd.core.imports import SHARED_TABLES, options_table
 from fedspd.reporting.points import (
     DEFAULT,
-    SHARED_TABLES,
     canonical_json,
     is_data_key,
     is_method_option,

@@ -134,6 +134,7 @@ def _csv_row(run: Run, comparison: Comparison) -> dict[str, Any]:
         "newcomers_test_loss": mean(newcomers["test_loss"]) if newcomers else None,
         "worst_distribution": distributions.get("worst"),
         "smallest_distribution": distributions.get("smallest"),
+        "clusters_found": result.get("clusters"),
         "purity": result["purity"],
         "adjusted_rand_index": result.get("adjusted_rand_index"),
         "bytes_multicast": result["bytes"]["multicast"],

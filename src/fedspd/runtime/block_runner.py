@@ -244,6 +244,7 @@ class BlockRunner:
             None if seen.clusters_C is None else seen.clusters_C.cpu().numpy(),
             self._tests(right),
             _as_float64(seen.spectrum_CM),
+            None if seen.bodies_C is None else seen.bodies_C.cpu().numpy(),
             {**scores_C, **self._score_training()},
             self._validate(),
             _by_class(right, self.plan.test.y, classes),

@@ -24,6 +24,7 @@ class Measures:
     moments       sums over the clients' centers, for the consensus distance
     clusters_C    number of clusters that the client found
     spectrum_CM   eigenvalues by which this number was found
+    bodies_C      number of bodies that these clusters have
     tests_C2D     wrong (0) and right (1) test examples by true distribution; None if either is
                   unknown
     classes_2K    wrong (0) and right (1) test examples of all clients by class; None: a regression
@@ -40,6 +41,7 @@ class Measures:
     clusters_C: NDArray[np.int64] | None = None
     tests_C2D: NDArray[np.int64] | None = None
     spectrum_CM: NDArray[np.float64] | None = None
+    bodies_C: NDArray[np.int64] | None = None
     scores_C: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     validation_C: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     classes_2K: NDArray[np.int64] | None = None
@@ -58,6 +60,7 @@ class Measures:
             _concatenate([part.clusters_C for part in parts]),
             _concatenate([part.tests_C2D for part in parts]),
             _concatenate([part.spectrum_CM for part in parts]),
+            _concatenate([part.bodies_C for part in parts]),
             _concatenate_each([part.scores_C for part in parts]),
             _concatenate_each([part.validation_C for part in parts]),
             _add([part.classes_2K for part in parts]),

@@ -47,7 +47,7 @@ def reach(entries: list[Json], target: float) -> Json | None:
 
 
 def _check_target(target: Any, score: Score) -> None:
-    """Refuse what is no score, such as 80 for an accuracy of 80 %, which no run would reach."""
+    """Refuse a target that is not a score, such as 80 for an accuracy of 80 %."""
     is_number = isinstance(target, int | float | np.number) and not isinstance(target, bool)
     if not is_number or not 0 <= target <= (1 if score.is_percent else math.inf):
         expected = "a number from 0 to 1, such as 0.9" if score.is_percent else "a number from 0"

@@ -23,8 +23,10 @@ from fedspd.testing.subject import select_clients
 
 __all__ = ["MemoryNetwork", "run_peers"]
 
-# No peer fails here, so a busy machine must not make one seem to.
-TIMEOUTS = Timeouts(start=120, min_deadline=60, max_deadline=60, down_after=60, linger=0.5)
+# No peer fails here, so a busy machine must not make one seem to; each wait ends long before.
+TIMEOUTS = Timeouts(
+    start=600, min_deadline=600, max_deadline=600, budget=600, down_after=600, linger=600
+)
 
 
 def run_peers(

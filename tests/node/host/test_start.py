@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -330,10 +329,8 @@ def test_node_does_not_need_the_graph_file_of_the_operator(tmp_path: Path) -> No
 def test_node_does_not_wait_for_a_revoked_neighbour(plant: Path, tmp_path: Path) -> None:
     for name in ("b", "d"):
         provisioning.revoke(plant, name)
-    started = time.monotonic()
     data = write_data(tmp_path, x=PIXELS, y=LABELS)
-    run(plant / "nodes/a", data=data, timeouts=Timeouts(start=250))
-    assert time.monotonic() - started < 200
+    run(plant / "nodes/a", data=data, timeouts=Timeouts(start=100_000))  # longer than any test
     assert [event.get("missing", []) for event in read_events(plant / "nodes/a")] == [[]] * 4
 
 

@@ -75,6 +75,17 @@ def test_journal_refuses_data_that_changed_since_the_last_round(
         run_instantly(peer.run())
 
 
+def test_journal_forgets_a_round_without_its_checkpoint(tmp_path: Path) -> None:
+    """As kill -9 leaves it between the event and the checkpoint."""
+    plant = Plant(build_config("fedavg", rounds=1), tmp_path)
+    run_instantly(run_all(plant))
+    journal, before = plant.peers[0].journal, plant.events(0)
+    journal.run_folder.append({**before[0], "round": 3}, is_sealed=True)
+    journal.restore(plant.peers[0].runner, is_newcomer=False)
+    assert plant.events(0) == before
+    assert journal.last == before[-1]
+
+
 def test_damaged_journal_stops_the_peer_and_stays_as_it_is(tmp_path: Path) -> None:
     plant = Plant(build_config("fedavg", rounds=1), tmp_path)
     run_instantly(run_all(plant))

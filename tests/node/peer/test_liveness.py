@@ -168,6 +168,17 @@ def test_neighbour_that_only_greets_costs_its_budget_once(detector: FailureDetec
     assert detector.neighbours["b"].budget_seconds == 60.0
 
 
+def test_budget_gets_a_second_in_every_round_not_in_every_exchange(
+    detector: FailureDetector,
+) -> None:
+    """The others answer at once."""
+    for name in "abc":
+        contact(detector, name)
+    for is_new_round, left in ((True, 51.0), (False, 41.0), (False, 31.0), (True, 22.0)):
+        detector.charge({"a": 10.0, "b": 0.0, "c": 0.0}, is_new_round)
+        assert detector.neighbours["a"].budget_seconds == left
+
+
 def test_insider_that_answers_late_slows_the_network_at_most_twice(
     detector: FailureDetector, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,6 +263,16 @@ def test_confirmed_round_follows_a_shorter_quorum_timeout(clock: Clock) -> None:
     clock.now = 5
     contact(detector, "a", 9)
     assert detector.confirmed_round() == 9
+
+
+def test_confirmed_round_counts_a_live_neighbour_that_is_silent_for_the_quorum_timeout(
+    clock: Clock,
+) -> None:
+    detector = FailureDetector(TIMEOUTS, {"a": 0, "b": 1}, clock, quorum_timeout=5)
+    contact(detector, "b", 4)
+    clock.now = 6
+    contact(detector, "a", 9)
+    assert detector.confirmed_round() == 4
 
 
 def test_confirmed_round_trusts_an_only_neighbour(clock: Clock) -> None:

@@ -16,7 +16,6 @@ from chaos.plant import (
 from chaos.virtual_time import run_instantly
 from fedspd.core.errors import NodeError
 from fedspd.node.wire.messages import Offer
-from fedspd.testing.peers import run_together
 
 
 async def run_with_newcomer(plant: Plant, prepare: Callable[[], None] = lambda: None) -> None:
@@ -55,8 +54,7 @@ def test_newcomer_joins_with_any_method(tmp_path: Path, method: str) -> None:
         model = {"name": "mlp", "hidden": 4}
     config = build_config(method, clusters=2, rounds=20, model=model, training=training)
     plant = Plant(config, tmp_path)
-    # in real time: local-only training never waits, so that no message would find it in a round
-    asyncio.run(run_together(run_with_newcomer(plant)))
+    run_instantly(run_with_newcomer(plant))
     assert plant.rounds(5)[0] >= 3
     assert plant.has_finished(5)
 

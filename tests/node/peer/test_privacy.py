@@ -1,6 +1,5 @@
 """A node's ledger: written before anything is sent, never twice, never forgotten."""
 
-import asyncio
 import json
 import os
 import resource
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from chaos.virtual_time import run_instantly
 from fedspd.algorithms import METHODS
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.cli.node_status import read_status
@@ -388,7 +388,7 @@ def test_network_goes_on_without_the_models_of_a_silent_node(tmp_path):
             peer.runner.plan = replace(peer.runner.plan, learner=own)
             options = PrivacyOptions(epsilon=one_round) if client == 2 else NO_LIMIT
             peer.protect(NodePrivacy(peer.journal, peer.runner, budget_of(options)))
-        asyncio.run(run_together(*(peer.run() for peer in peers)))
+        run_instantly(run_together(*(peer.run() for peer in peers)))
     ledgers = [peer.privacy.ledger for peer in peers]
     assert [ledger["silent"] for ledger in ledgers] == [False, False, True, False, False]
     assert ledgers[2]["received"] == {"n1": 1, "n3": 1}

@@ -5,7 +5,6 @@ minutes ends exactly when it should, on a busy machine too.
 """
 
 import asyncio
-import selectors
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from chaos.virtual_time import InstantLoop, run_instantly, virtual_time
 from fedspd.core.errors import RefusedError, RejectedError, UnreachableError
 from fedspd.core.exchange import Exchange
 from fedspd.node.identity.manifest import Manifest, Member
@@ -33,39 +33,11 @@ RUNNER: Any = SimpleNamespace(own_models=torch.ones(1, SIZE))  # what offers are
 TIMEOUTS = Timeouts(max_deadline=121, heartbeat_interval=3, down_after=10)
 
 
-class VirtualTimeSelector(selectors.DefaultSelector):
-    """A selector that advances a loop's time instead of waiting."""
-
-    def __init__(self, loop: "VirtualTimeLoop") -> None:
-        super().__init__()
-        self.loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        events = super().select(0)
-        assert events or timeout is not None, "no timer is left that could end the wait"
-        if not events and timeout:
-            self.loop.now += timeout
-        return events
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop that jumps to its next timer."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(VirtualTimeSelector(self))
-
-    def time(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTimeLoop]:
+def loop() -> Iterator[InstantLoop]:
     """Return a loop whose time is that of the protocol's clock as well."""
-    loop = VirtualTimeLoop()
-    monkeypatch.setattr(liveness, "time", SimpleNamespace(monotonic=loop.time))
-    yield loop
-    loop.close()
+    with virtual_time() as loop:
+        yield loop
 
 
 class OneNeighbour:
@@ -118,7 +90,7 @@ def greet(protocol: ExchangeProtocol) -> None:
 
 
 def run_exchange(
-    loop: VirtualTimeLoop, transport: OneNeighbour, script: dict[float, Callable[..., object]]
+    loop: InstantLoop, transport: OneNeighbour, script: dict[float, Callable[..., object]]
 ) -> tuple[float, list[str], ExchangeProtocol]:
     """Run an exchange in which b does something at given seconds.
 
@@ -140,7 +112,7 @@ def run_exchange(
 
 
 def test_exchange_ends_when_the_announcement_of_the_neighbour_arrives(
-    loop: VirtualTimeLoop,
+    loop: InstantLoop,
 ) -> None:
     ended, answers, protocol = run_exchange(
         loop, OneNeighbour(), {0: greet, 7: announce_other_cluster}
@@ -150,7 +122,7 @@ def test_exchange_ends_when_the_announcement_of_the_neighbour_arrives(
 
 
 def test_exchange_ends_when_the_neighbour_has_received_the_announcement(
-    loop: VirtualTimeLoop,
+    loop: InstantLoop,
 ) -> None:
     """If b first learned of the next round, it would not wait for the models of this one."""
     transport = OneNeighbour()
@@ -163,20 +135,39 @@ def test_exchange_ends_when_the_neighbour_has_received_the_announcement(
     assert (ended, answers) == (pytest.approx(8), ["b"])
 
 
-def test_exchange_gives_up_a_silent_neighbour_after_ten_seconds(loop: VirtualTimeLoop) -> None:
+def test_exchange_gives_up_a_silent_neighbour_after_ten_seconds(loop: InstantLoop) -> None:
     ended, answers, protocol = run_exchange(loop, OneNeighbour(), {0: greet, 4: greet})
     assert (ended, answers) == (pytest.approx(14, abs=0.01), [])
     assert protocol.detector.neighbours["b"].missed_deadlines == 0
 
 
-def test_exchange_ends_at_the_deadline(loop: VirtualTimeLoop) -> None:
+def test_exchange_ends_at_the_deadline(loop: InstantLoop) -> None:
     heartbeats = dict.fromkeys((float(seconds) for seconds in range(0, 200, 5)), greet)
     ended, answers, protocol = run_exchange(loop, OneNeighbour(), heartbeats)
     assert (ended, answers) == (pytest.approx(60, abs=0.01), [])  # its budget
     assert protocol.detector.neighbours["b"].missed_deadlines == 1
 
 
-def test_exchange_does_not_wait_for_a_neighbour_that_is_ahead(loop: VirtualTimeLoop) -> None:
+def test_second_exchange_of_a_round_refunds_nothing(loop: InstantLoop) -> None:
+    """In the first one b answers at once, in the second one after 7 seconds."""
+
+    async def run() -> float:
+        protocol, second = build_protocol(OneNeighbour()), ExchangeId(1, 1)
+        await protocol.start()
+        protocol.advance(FIRST)
+        greet(protocol)
+        announce_other_cluster(protocol)
+        await protocol.run_exchange(FIRST, offer_cluster(0))
+        late = Announcement(*second, (1,), (1.0,), (1,), 0, 1)
+        loop.call_later(7, protocol.handle_announcement, "b", late)
+        await protocol.run_exchange(second, offer_cluster(0))
+        await protocol.stop()
+        return protocol.detector.neighbours["b"].budget_seconds
+
+    assert loop.run_until_complete(run()) == pytest.approx(60 - 7)
+
+
+def test_exchange_does_not_wait_for_a_neighbour_that_is_ahead(loop: InstantLoop) -> None:
     ended, answers, _ = run_exchange(
         loop,
         OneNeighbour(),
@@ -185,7 +176,7 @@ def test_exchange_does_not_wait_for_a_neighbour_that_is_ahead(loop: VirtualTimeL
     assert (ended, answers) == (pytest.approx(4), [])
 
 
-def test_exchange_does_not_wait_for_a_neighbour_that_is_muted(loop: VirtualTimeLoop) -> None:
+def test_exchange_does_not_wait_for_a_neighbour_that_is_muted(loop: InstantLoop) -> None:
     transport = OneNeighbour()
 
     def mute(protocol: ExchangeProtocol) -> None:
@@ -196,12 +187,12 @@ def test_exchange_does_not_wait_for_a_neighbour_that_is_muted(loop: VirtualTimeL
     assert (ended, answers) == (pytest.approx(4), [])
 
 
-def test_exchange_of_a_leaving_node_ends_after_the_grace_period(loop: VirtualTimeLoop) -> None:
+def test_exchange_of_a_leaving_node_ends_after_the_grace_period(loop: InstantLoop) -> None:
     ended, answers, _ = run_exchange(loop, OneNeighbour(), {0: greet, 5: ExchangeProtocol.leave})
     assert (ended, answers) == (pytest.approx(5 + GRACE_SECONDS, abs=0.01), [])
 
 
-def test_exchange_does_not_count_a_suspension_of_the_process(loop: VirtualTimeLoop) -> None:
+def test_exchange_does_not_count_a_suspension_of_the_process(loop: InstantLoop) -> None:
     def suspend(_: ExchangeProtocol) -> None:
         loop.now += 60
 
@@ -209,7 +200,7 @@ def test_exchange_does_not_count_a_suspension_of_the_process(loop: VirtualTimeLo
     assert ended == pytest.approx(10 + 60, abs=2 * liveness.MAX_TICK_SECONDS)
 
 
-def test_wait_until_wakes_up_at_once_when_the_node_leaves(loop: VirtualTimeLoop) -> None:
+def test_wait_until_wakes_up_at_once_when_the_node_leaves(loop: InstantLoop) -> None:
     has_left = False
 
     def leave(protocol: ExchangeProtocol) -> None:
@@ -226,7 +217,7 @@ def test_wait_until_wakes_up_at_once_when_the_node_leaves(loop: VirtualTimeLoop)
     assert loop.run_until_complete(run()) == 5
 
 
-def test_wait_until_looks_at_its_condition_only_after_changes(loop: VirtualTimeLoop) -> None:
+def test_wait_until_looks_at_its_condition_only_after_changes(loop: InstantLoop) -> None:
     """Twelve heartbeats in a minute, one mark as down and the timeout: not thousands of looks."""
     looks = 0
 
@@ -304,7 +295,7 @@ def test_exchange_between_peers_in_memory_never_sleeps(monkeypatch: pytest.Monke
         ]
 
     zeros = [0.0] * SIZE
-    assert asyncio.run(run()) == [
+    assert run_instantly(run()) == [
         {"n1": zeros, "n2": []},
         {"n0": zeros, "n2": []},
         {"n0": [], "n1": []},
@@ -335,14 +326,14 @@ def test_exchange_ends_when_malformed_messages_mute_the_last_neighbour() -> None
         exchanges[1].cancel()
         return list(answers)
 
-    assert asyncio.run(run()) == ["n1"]
+    assert run_instantly(run()) == ["n1"]
 
 
 # ---- the log
 
 
 def test_log_names_a_neighbour_that_goes_up_and_down_once(
-    loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
+    loop: InstantLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = OneNeighbour()
 
@@ -376,7 +367,7 @@ class FlappingNeighbour(OneNeighbour):
 
 
 def test_log_has_few_lines_for_a_neighbour_that_goes_up_and_down_all_the_time(
-    loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
+    loop: InstantLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
         protocol = build_protocol(FlappingNeighbour())
@@ -400,7 +391,7 @@ async def pass_time(protocol: ExchangeProtocol, seconds: float) -> None:
 
 
 def test_log_has_one_line_for_an_error_that_differs_in_its_round_alone(
-    loop: VirtualTimeLoop, caplog: pytest.LogCaptureFixture
+    loop: InstantLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node that catches up is told in each exchange that it is late."""
     protocol = build_protocol(OneNeighbour())

@@ -89,7 +89,7 @@ def test_huge_head_of_one_cluster_costs_only_its_sender(
     plan, graph = build_plan(5, clusters=2), Graph.from_edges(N, RING)
     network = InsiderNetwork({"n5": SendsHugeHead()})
     with open_peers(plan, graph, 5, network, tmp_path) as peers:
-        asyncio.run(run_together(*(peer.run() for peer in peers)))
+        run_instantly(run_together(*(peer.run() for peer in peers)))
         for i, peer in enumerate(peers[:5]):
             is_neighbour = (i, 5) in RING or (5, i) in RING
             assert dict(peer.protocol.refused) == ({"n5": 1} if is_neighbour else {})

@@ -9,10 +9,9 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from chaos.faulty_network import MOMENTS, CrashError, FaultyNetwork, crash_next_commit
 from chaos.insiders import InsiderNetwork, Lie, SaysRound, SendsModels
-from chaos.virtual_time import InstantLoop
+from chaos.virtual_time import virtual_time
 from chaos.witness import Witness
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.core.errors import RejectedError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
-from fedspd.node.peer import answers, liveness
+from fedspd.node.peer import answers
 from fedspd.node.peer.inbox import ExchangeId, Inbox
 from fedspd.node.peer.journal import Journal
 from fedspd.node.peer.liveness import FailureDetector, Timeouts
@@ -74,8 +73,8 @@ class Network(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder, self.loop = Path(tempfile.mkdtemp(prefix="fedspd-states-")), InstantLoop()
-        self.real_time, liveness.time = liveness.time, SimpleNamespace(monotonic=self.loop.time)
+        self.folder, self.clocks = Path(tempfile.mkdtemp(prefix="fedspd-states-")), ExitStack()
+        self.loop = self.clocks.enter_context(virtual_time())
         self.plan: Plan = Subject(FedAvg, clusters=1).plan()
         self.manifest = build_manifest(self.plan, GRAPH, ROUNDS)
         self.peers: dict[int, Peer] = {}
@@ -231,8 +230,7 @@ class Network(RuleBasedStateMachine):
         self.loop.run_until_complete(asyncio.sleep(0.1))
         for i in self.tasks:
             self.peers[i].journal.close()
-        liveness.time = self.real_time
-        self.loop.close()
+        self.clocks.close()
         shutil.rmtree(self.folder)
 
 

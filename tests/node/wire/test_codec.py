@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -78,7 +78,8 @@ def test_codec_keeps_requests(round, exchange, wants, size):
     assert decode(LIMITS, encode(LIMITS, "node-1", request), "node-1", Request) == request
 
 
-@given(rounds, st.text("abc.:[]123-", max_size=255))
+@given(st.integers(0, ROUNDS + 1), st.text("abc.:[]123-", max_size=255))
+@example(ROUNDS + 1, "")  # of a node that is done
 def test_codec_keeps_hellos(round, address):
     hello = Hello(LIMITS.agreement, round, address)
     assert decode(LIMITS, encode(LIMITS, "a", hello), "a", Hello) == hello

@@ -21,7 +21,7 @@ STATUS_OK = b"\x88\x5f\x10application/grpc"  # :status 200 and the content type,
 
 
 def run(work):
-    return asyncio.run(asyncio.wait_for(work, 400))
+    return asyncio.run(work)
 
 
 def frame(kind, payload=b"", flags=0, stream=1):

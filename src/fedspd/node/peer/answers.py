@@ -48,7 +48,7 @@ def build_announcement(
 def clusters_to_fetch(exchange: Exchange, announcement: Announcement) -> tuple[int, ...]:
     """Return the clusters that this node wants and the neighbour offers."""
     wants = set(exchange.want_CM[0].tolist()) - {NO_CLUSTER}
-    return tuple(dict.fromkeys(cluster for cluster in announcement.clusters if cluster in wants))
+    return tuple(cluster for cluster in announcement.clusters if cluster in wants)
 
 
 def select_models(clusters: list[int], model_KP: Tensor, request: Request) -> Offer:

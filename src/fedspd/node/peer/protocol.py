@@ -106,8 +106,8 @@ class ExchangeProtocol:
         """Wait until a condition holds, or for a timeout.
 
         Each change that a condition depends on calls `_notify`. A timer covers changes by time
-        alone: a neighbour is marked as down, a leaving node gives up its exchange, or whatever
-        `next_change` says.
+        alone: a neighbour is marked as down, a leaving node gives up its exchange, or it is
+        `next_change`.
         """
         end = self.clock() + timeout_seconds
         while not condition() and (now := self.clock()) < end:
