@@ -11,6 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedspd.cli.paper_list import LABEL
 from fedspd.config import ExperimentConfig
 from fedspd.paper import pages, theory_report
 from fedspd.paper.definition import (
@@ -36,10 +37,11 @@ MARKS = (
     "leaves open and what we chose."
 )
 NO_PROSE = ("|", "#", "![")  # lines that stay as they are
+KINDS = ("Table", "Figure", "Section")  # of the paper's places, as they begin a source
 ITEM = re.compile(r" *- ")
 CONTINUE = (
     "`fedspd paper all --scale small --out experiments/paper` continues from here and repeats "
-    "nothing; `make docs` then writes this page again. The last column counts our values that "
+    "nothing; `make docs` then writes this page again. The last columns count our values that "
     "agree with the paper's, are higher, or lower. Those of MNIST and Fashion-MNIST, which stand "
     "in for EMNIST, are not comparable."
 )
@@ -53,7 +55,7 @@ COMPARED = {  # verdicts about a number of the paper, as they begin, and how sev
 
 def page(records: Records) -> str:
     """Return the text of docs/paper.md."""
-    experiments = [load_experiment(name) for name in experiment_names()]
+    experiments = sorted(map(load_experiment, experiment_names()), key=_place)
     parts = [
         "# The paper, repeated",
         FINDINGS.read_text().strip(),
@@ -67,6 +69,12 @@ def page(records: Records) -> str:
         *_theory(records.out),
     ]
     return reflow("\n\n".join(parts)) + "\n"
+
+
+def _place(experiment: PaperExperiment) -> tuple[int, float]:
+    """Return where the experiment stands on the page: tables first, by their number."""
+    kind, number = experiment.definition.source.split()[:2]
+    return KINDS.index(kind), float(number.rstrip(",:"))
 
 
 def reflow(text: str) -> str:
@@ -112,7 +120,7 @@ def _tables(experiment: PaperExperiment, records: Records) -> Iterator[PaperTabl
 
 
 def _about_runs(experiments: Sequence[PaperExperiment], records: Records) -> str:
-    """Say how many runs have a record, of which days, and how to make the others."""
+    """Say how many runs have a record, of which days and machines, and how to make the others."""
     sentences = []
     for scale in SCALES:
         wanted = {
@@ -122,46 +130,54 @@ def _about_runs(experiments: Sequence[PaperExperiment], records: Records) -> str
         }
         found = [record for record in wanted.values() if record is not None]
         count = f"{len(found)} of {len(wanted)} runs have a record"
-        sentences.append(f"Scale {scale}: {count}{_days(found)}.")
+        sentences.append(f"Scale {scale}: {count}{_origin(found)}.")
     return " ".join([*sentences, CONTINUE])
 
 
-def _days(records: Sequence[Json]) -> str:
-    """Return when the runs were made, as the end of a sentence."""
+def _origin(records: Sequence[Json]) -> str:
+    """Return when and where the runs were made, as the end of a sentence."""
+    if not records:
+        return ""
     days = sorted({record["date"] for record in records})
-    if len(days) > 1:
-        return f", made from {days[0]} to {days[-1]}"
-    return f", made on {days[0]}" if days else ""
+    when = f"from {days[0]} to {days[-1]}" if len(days) > 1 else f"on {days[0]}"
+    found = [record["machine"] for record in records]
+    machines = {
+        f"{m['system'].partition('-')[0]}, {m['device']}, {m['instructions']}" for m in found
+    }
+    return f", made {when} ({'; '.join(sorted(machines))})"
 
 
 def _planned(
     experiment: PaperExperiment, scale: ScaleName, records: Records
 ) -> list[ExperimentConfig]:
-    """Return the runs of all rows: of a row and those that stand in for it, what has run."""
+    """Return the runs of all rows, each once: of a row and its stand-ins, what has run."""
     cells = experiment.cells(scale)
     run = {c.row.name for c in cells if any(records.of(config) for config in c.configs)}
     others = {c.row.name: c.row.stands_in_for for c in cells if c.row.stands_in_for}
     replaced = {row for name, row in others.items() if name in run and row not in run}
     skipped = replaced | {name for name, row in others.items() if row not in replaced}
-    return [config for c in cells if c.row.name not in skipped for config in c.configs]
+    configs = [config for c in cells if c.row.name not in skipped for config in c.configs]
+    return list({key_of(settings_of(config)): config for config in configs}.values())
 
 
 def _overview(experiments: Sequence[PaperExperiment], records: Records) -> str:
-    head = ("experiment", "in the paper", *(f"runs, {scale}" for scale in SCALES), "ours, small")
-    lines = [f"| {' | '.join(head)} |", "|---|---|--:|--:|---|"]
+    runs, ours = ([f"{word}, {scale}" for scale in SCALES] for word in ("runs", "ours"))
+    head = ("experiment", "in the paper", *runs, *ours)
+    lines = [f"| {' | '.join(head)} |", "|---|---|--:|--:|---|---|"]
     for experiment in experiments:
         counts = [_count(experiment, scale, records) for scale in SCALES]
         name, source = experiment.name, experiment.definition.source
-        cells = [f"[{name}](#{name})", source, *counts, _verdicts(experiment, records)]
+        verdicts = [_verdicts(experiment, scale, records) for scale in SCALES]
+        cells = [f"[{name}](#{name})", LABEL.sub("", source), *counts, *verdicts]
         lines.append(f"| {' | '.join(cells)} |")
     counts = [_count_series(records.out, scale) for scale in SCALES]
-    lines.append(f"| [theory](#theory) | Theorems 1, 3 and 4 | {' | '.join(counts)} | |")
+    lines.append(f"| [theory](#theory) | Theorems 1, 3 and 4 | {' | '.join(counts)} | | |")
     return "\n".join(lines)
 
 
-def _verdicts(experiment: PaperExperiment, records: Records) -> str:
+def _verdicts(experiment: PaperExperiment, scale: ScaleName, records: Records) -> str:
     """Count the values that agree with the paper's, are higher, and so on."""
-    cells = make_table(experiment, "small", "text", records).cells
+    cells = make_table(experiment, scale, "text", records).cells
     found = Counter(re.split("[,:]", cell.verdict)[0] for cell in cells)
     counts = [(found[verdict], words) for verdict, words in COMPARED.items()]
     return ", ".join(f"{count} {words}" for count, words in counts if count)
@@ -180,18 +196,17 @@ def _count(experiment: PaperExperiment, scale: ScaleName, records: Records) -> s
 def _section(experiment: PaperExperiment, records: Records) -> Iterator[str]:
     own = experiment.definition
     yield f'### {own.title} <a id="{experiment.name}"></a>'
+    yield f"{own.source}. {own.says}"
     tables = list(_tables(experiment, records))
     if not tables:
-        yield f"{own.source}. {own.says}"
         yield f"Not run yet: {_how_to_run(experiment)}."
-        return
     for table in tables:
         yield f"`fedspd paper {experiment.name} --scale {table.scale} --out experiments/paper`"
         yield pages.to_markdown(table).strip()
-    drawn = figures_of(experiment, records)
-    for spec in own.figures:
-        if (name := f"paper-{experiment.name}-{spec.name}") in drawn:
-            yield f"![{spec.caption}](images/{name}.png)"
+        drawn = figures_of(experiment, table.scale, records)
+        for spec in own.figures:
+            if (name := _image(experiment, table.scale, spec.name)) in drawn:
+                yield f"![{spec.caption}](images/{name}.png)"
 
 
 def _how_to_run(experiment: PaperExperiment) -> str:
@@ -202,19 +217,25 @@ def _how_to_run(experiment: PaperExperiment) -> str:
     return ", ".join([*commands, f"`fedspd paper {experiment.name} --out experiments/paper`"])
 
 
-def _is_drawn(experiment: PaperExperiment, records: Records) -> bool:
+def _is_drawn(experiment: PaperExperiment, scale: ScaleName, records: Records) -> bool:
     """Return whether a row has two values: one alone is no figure."""
-    cells = make_table(experiment, "small", "text", records).cells
+    cells = make_table(experiment, scale, "text", records).cells
     ran = [cell.row.name for cell in cells if cell.seeds]
     return len(ran) > len(set(ran))
 
 
-def figures_of(experiment: PaperExperiment, records: Records) -> dict[str, Figure]:
-    """Return the figures of the reading 'text' at scale small, by file name."""
-    if not _is_drawn(experiment, records):
+def figures_of(
+    experiment: PaperExperiment, scale: ScaleName, records: Records
+) -> dict[str, Figure]:
+    """Return the figures of the reading 'text', by file name."""
+    if not _is_drawn(experiment, scale, records):
         return {}
-    drawn = draw_figures(experiment, "small", "text", records)
-    return {f"paper-{experiment.name}-{name}": figure for name, figure in drawn.items()}
+    drawn = draw_figures(experiment, scale, "text", records)
+    return {_image(experiment, scale, name): figure for name, figure in drawn.items()}
+
+
+def _image(experiment: PaperExperiment, scale: ScaleName, name: str) -> str:
+    return f"paper-{experiment.name}-{name}{'' if scale == 'small' else f'-{scale}-scale'}"
 
 
 # ---- theory
@@ -242,8 +263,9 @@ def main() -> None:
     """Write the page and all its figures."""
     records = Records(FOLDER)
     drawn: dict[str, Figure] = {}
-    for name in experiment_names():
-        drawn |= figures_of(load_experiment(name), records)
+    for experiment in map(load_experiment, experiment_names()):
+        for scale in SCALES:
+            drawn |= figures_of(experiment, scale, records)
     if series := theory_report.read_series(FOLDER, "small"):
         figures = theory_report.draw_theory(series)
         drawn |= {f"paper-theory-{name}": figure for name, figure in figures.items()}

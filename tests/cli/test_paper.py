@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from chaos.commands import Command
+from fedspd.cli import paper_list
 from fedspd.cli.main import execute
 from fedspd.paper.definition import experiment_names, load_experiment
 from fedspd.paper.hours import hours_of
@@ -91,10 +92,10 @@ def test_paper_lists_experiments_with_hours_at_each_scale(capsys, timed):
     found = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in found["experiments"]}
     hours = rows["table-topology"]["hours"]
-    # 15 cells x 5 seeds x 50 clients, 12 batches; (5 x 151 + 10) epochs with gradients, and
-    # without: two losses in 150 rounds, and 31 evaluations of 12 batches and those of the test
+    # 15 cells x 5 seeds x 50 clients, 12 batches, 8 of a cluster; 5 x 151 and 10 epochs with
+    # gradients; without: two losses in 150 rounds, and 31 evaluations, also of the test's batches
     passes = 150 * 2 * 12 + 31 * (12 + 6)
-    steps = 15 * 5 * 50 * (12 * 765 + 0.3 * passes)
+    steps = 15 * 5 * 50 * (8 * 755 + 12 * 10 + 0.3 * passes)
     assert hours["paper"] == pytest.approx(steps * 0.01 / 2 / 3600)
     assert hours["tiny"] < hours["small"] < hours["paper"]
     assert "emnist-letters" in rows["table-dfl"]["needs"]
@@ -102,6 +103,20 @@ def test_paper_lists_experiments_with_hours_at_each_scale(capsys, timed):
     assert rows["table-topology"]["source"] == "Table 4, Figure 8"
     apart = sum(row["hours"]["small"] for row in rows.values())
     assert max(row["hours"]["small"] for row in rows.values()) < found["hours"]["small"] < apart
+
+
+@pytest.mark.parametrize(
+    ("present", "counted"),
+    [
+        ({"mnist", "fashion-mnist"}, {"mnist", "fashion-mnist"}),
+        ({"mnist", "emnist-letters"}, {"emnist-letters"}),
+    ],
+)
+def test_hours_count_stand_ins_where_data_are_missing(present, counted, monkeypatch):
+    monkeypatch.setattr("fedspd.cli.paper_list.is_present", lambda name: name in present)
+    runs = paper_list._runs(load_experiment("fig-clients"), "small")
+    assert {config.data.name for config in runs} == counted
+    assert len(runs) == 7 * len(counted)
 
 
 def test_small_scale_takes_less_than_six_hours_on_two_slow_cores(capsys, monkeypatch):

@@ -333,6 +333,15 @@ def test_actor_that_cannot_start_names_the_missing_module(local_ray, monkeypatch
     )
 
 
+def test_ray_that_does_not_start_in_time_ends_the_run_with_a_sentence(monkeypatch):
+    def init(**options):
+        raise Exception("The current node timed out during startup.\n")  # as ray.init does
+
+    monkeypatch.setattr(ray_cluster.ray, "init", init)
+    with pytest.raises(ConfigError, match=r"did not start on this machine: The .* startup\.$"):
+        ray_cluster._join(None, 1)
+
+
 def test_ray_engine_refuses_a_gpu():
     plan = build_experiment(CONFIG).plan
     plan.learner.device = torch.device("cuda")

@@ -18,6 +18,7 @@ from fedspd.comparison.scheduler import Machine
 from fedspd.config import as_toml, validate
 from fedspd.core.errors import ConfigError, FedspdError, nearest
 from fedspd.core.machine import DEFAULT_WORKERS
+from fedspd.core.scores import MISSING
 from fedspd.engines import engine_factory
 from fedspd.experiment.build import device_of
 from fedspd.paper import pages, theory_report
@@ -141,7 +142,7 @@ def _show(experiment: PaperExperiment, order: Order) -> None:
             "", *(c.name for c in own.columns), title="The paper's values", box=box.SIMPLE
         )
         for row, values in own.values.items():
-            table.add_row(row, *(f"{value:.2f}" for value in values))
+            table.add_row(row, *(MISSING if v is None else f"{v:.2f}" for v in values))
         console.print(table)
     first = experiment.cells(order.scale, order.reading)[0]
     where = f"'{first.row.name}', '{first.column.name}'"

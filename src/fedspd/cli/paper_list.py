@@ -33,7 +33,7 @@ def list_experiments(workers: int, as_json: bool) -> None:
     """Print every experiment, and the hours of all of them together."""
     experiments = [load_experiment(name) for name in experiment_names()]
     theory = {scale: theory_report.estimate_hours(scale) for scale in SCALES}
-    runs = {own.name: {scale: _configs(own, scale) for scale in SCALES} for own in experiments}
+    runs = {own.name: {scale: _runs(own, scale) for scale in SCALES} for own in experiments}
     rows = [_describe(own, runs[own.name], workers) for own in experiments]
     rows.append(_describe_theory(theory))
     total = {
@@ -56,16 +56,24 @@ def list_experiments(workers: int, as_json: bool) -> None:
 # ---- what is known of an experiment
 
 
-def _configs(experiment: PaperExperiment, scale: ScaleName) -> list[ExperimentConfig]:
-    """Return the runs of an experiment, without rows that stand in for others."""
-    cells = [cell for cell in experiment.cells(scale) if cell.row.stands_in_for is None]
-    return [config for cell in cells for config in cell.configs]
+def _runs(experiment: PaperExperiment, scale: ScaleName) -> list[ExperimentConfig]:
+    """Return the runs; rows that stand in for another count where the data of that are missing."""
+    cells = experiment.cells(scale)
+    absent = {cell.row.name for cell in cells if _absent(cell.configs[0])}
+    replaced = absent & {cell.row.stands_in_for for cell in cells}
+    return [
+        config
+        for cell in cells
+        if cell.row.name not in replaced and cell.row.stands_in_for in {None, *replaced}
+        for config in cell.configs
+    ]
 
 
 def _describe(
     experiment: PaperExperiment, runs: dict[ScaleName, list[ExperimentConfig]], workers: int
 ) -> Json:
-    configs = runs["paper"]
+    cells = [cell for cell in experiment.cells("paper") if cell.row.stands_in_for is None]
+    configs = [config for cell in cells for config in cell.configs]
     return {
         "name": experiment.name,
         "title": experiment.definition.title,

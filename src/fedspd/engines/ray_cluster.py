@@ -313,7 +313,7 @@ def _join(address: str | None, workers: int | None) -> None:
     try:
         with _sigterm_handler_kept():
             ray.init(address=address or "local", **options)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+    except Exception as error:  # a time-out of Ray's start is a plain one
         message = " ".join(str(error).split()).rstrip(".")
         if address is None:
             raise ConfigError(f"Ray did not start on this machine: {message}.") from None

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from fedspd.config import ExperimentConfig, load, validate, without_other_methods
 from fedspd.config.messages import error_message
@@ -27,6 +27,9 @@ READINGS: dict[ReadingName, Tree] = {
     "text": {},
     "code": {"selection": "uniform", "first_round": "all", "init": "own"},
 }
+PaperValue = Annotated[
+    float | None, BeforeValidator(lambda value: value if value == value else None)
+]  # TOML has no null: nan stands for a value that the paper does not have
 GRAPH_SIZES = ("degree", "probability", "radius")  # a graph is given by one of them
 
 
@@ -87,7 +90,7 @@ class Definition(Options):
     paper: Scale = Scale()
     rows: list[RowSetting]
     columns: list[Setting]
-    values: dict[str, list[float]] = Field(default_factory=dict)  # the paper's, by row
+    values: dict[str, list[PaperValue]] = Field(default_factory=dict)  # the paper's, by row
     figures: list[FigureSpec] = Field(default_factory=list)
 
 

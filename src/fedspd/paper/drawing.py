@@ -1,7 +1,8 @@
 """Draw the figures of an experiment from its records, in the paper's arrangement."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,11 +17,10 @@ from fedspd.paper.definition import (
 )
 from fedspd.paper.measures import MEASURES
 from fedspd.paper.records import Records
-from fedspd.paper.table import scores_of, shown_rows
+from fedspd.paper.table import records_of, scores_of, shown_rows
 from fedspd.reporting import panels
 from fedspd.reporting.figures import Curve, Line
 from fedspd.reporting.statistics import confidence_interval
-from fedspd.storage.atomic import Json
 
 Grid = dict[str, dict[str, Cell]]  # row -> column -> cell
 PAPER_LABEL = "the paper"
@@ -34,8 +34,9 @@ def draw_figures(
     rows = shown_rows(experiment, scale, reading, records)
     grid = {row.name: _cells(experiment, row, scale, reading, records) for row in rows}
     grid = {row: cells for row, cells in grid.items() if cells}
+    columns = [column.name for column in own.columns]
     draw: dict[str, Callable[[FigureSpec, Grid, Records], Figure | None]] = {
-        "curves": _draw_curves,
+        "curves": partial(_draw_curves, columns=columns),
         "lines": _draw_lines,
         "boxes": _draw_boxes,
     }
@@ -52,27 +53,26 @@ def _cells(
 ) -> dict[str, Cell]:
     """Return the cells of a row that have run."""
     cells = [experiment.cell(row, c, scale, reading) for c in experiment.definition.columns]
-    return {cell.column.name: cell for cell in cells if _records(cell, records)}
+    return {cell.column.name: cell for cell in cells if records_of(cell, records)}
 
 
-def _records(cell: Cell, records: Records) -> list[Json]:
-    return [found for config in cell.configs if (found := records.of(config)) is not None]
-
-
-def _draw_curves(spec: FigureSpec, grid: Grid, records: Records) -> Figure | None:
+def _draw_curves(
+    spec: FigureSpec, grid: Grid, records: Records, columns: Sequence[str]
+) -> Figure | None:
     """Draw the rows with a curve; the table's notes name the runs that did not record one."""
     shown = {
         row: {name: curve for name, c in cells.items() if (curve := _curve(c, spec, records))}
         for row, cells in grid.items()
     }
     shown = {row: curves for row, curves in shown.items() if curves}
-    return panels.draw_curves(spec.caption, shown, _axis_title(spec)) if shown else None
+    return panels.draw_curves(spec.caption, shown, _axis_title(spec), columns) if shown else None
 
 
 def _curve(cell: Cell, spec: FigureSpec, records: Records) -> Curve | None:
     """Return the mean over seeds by round, with the interval over seeds; None without record."""
     measure = spec.measure
-    curves = [r["curve"] for r in _records(cell, records) if measure in r["curve"]]
+    found = records_of(cell, records).values()
+    curves = [r["curve"] for r in found if measure in r["curve"]]
     if not curves:
         return None
     values = [curve[measure] for curve in curves]
@@ -115,7 +115,7 @@ def number_of(name: str) -> float | str:
 def _draw_boxes(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
     shown = {
         row: {
-            name: [s for record in _records(cell, records) for s in record["clients"]]
+            name: [s for one in records_of(cell, records).values() for s in one["clients"]]
             for name, cell in cells.items()
         }
         for row, cells in grid.items()

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -9,9 +10,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedspd.core.scores import MISSING
 from fedspd.paper.drawing import draw_figures
 from fedspd.paper.records import Records
-from fedspd.paper.table import PaperTable, to_json
+from fedspd.paper.table import Gap, PaperTable, TableCell, to_json
 from fedspd.reporting.html import render_figure
 from fedspd.reporting.run_figures import save_figures
 from fedspd.reporting.style import STYLE
@@ -20,11 +22,10 @@ from fedspd.storage.atomic import Json, disk_errors
 from fedspd.storage.run_folder import RunFolder
 
 HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
-GAP_HEAD = ("", "", "paper", "ours", "verdict")
 LEGEND = (
     "Ours is the mean over seeds of the mean over clients, ± its 95 % confidence interval where "
     "there are several seeds. It agrees if the paper's value is within that interval, or within "
-    "one point."
+    "one point. 'vs' is the difference to another column in points, paired by seed."
 )
 
 
@@ -38,7 +39,9 @@ def write_report(table: PaperTable, records: Records) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     save_figures(figures, folder / "figures")
     report = RunFolder(folder)
-    report.write("report.md", f"# {table.experiment.definition.title}\n\n{to_markdown(table)}")
+    own = table.experiment.definition
+    about = f"# {own.title}\n\n{own.source}. {own.says}\n\n"
+    report.write("report.md", about + to_markdown(table))
     report.write("report.csv", to_csv(table))
     report.write("report.tex", to_latex(table))
     report.write("report.json", to_json(table))
@@ -65,34 +68,88 @@ def value_rows(table: PaperTable) -> list[list[str]]:
     return lines
 
 
-def gap_rows(table: PaperTable) -> list[list[str]]:
-    """Return the cells of the table of gaps as text."""
-    return [[gap.row.name, gap.column.name, *gap.texts] for gap in table.gaps]
+# ---- the paper's arrangement
 
 
-def lead(table: PaperTable) -> list[str]:
-    """Return what the paper says, and under which settings our numbers are made."""
-    own = table.experiment.definition
-    measures = dict.fromkeys(cell.measure.title for cell in table.cells)
-    unit = "; ratios to the first column" if own.relative else ""
+def arranged_head(table: PaperTable) -> list[str]:
+    """Return the head of the table as the paper arranges it."""
+    return ["", "", *(column.name for column in table.experiment.definition.columns)]
+
+
+def arranged_rows(table: PaperTable) -> list[list[str]]:
+    """Return for each row its lines over the columns: the paper, ours, differences, verdicts."""
+    reference = table.experiment.definition.columns[0].name
+    lines: list[list[str]] = []
+    for name, group in groupby(table.cells, lambda cell: cell.row.name):
+        gaps = [gap for gap in table.gaps if gap.row.name == name]
+        own = [*_value_lines(list(group)), *_gap_lines(gaps, reference)]
+        lines += [["" if i else name, *line] for i, line in enumerate(own)]
+    return lines
+
+
+def _value_lines(cells: Sequence[TableCell]) -> list[list[str]]:
+    paper, ours, difference, verdicts = zip(*(cell.texts for cell in cells), strict=True)
+    has_paper = any(cell.paper is not None for cell in cells)
+    ran = [cell for cell in cells if cell.seeds]
+    if not ran:
+        return [[f"paper ({verdicts[0]})" if has_paper else verdicts[0], *paper]]
+    own = [f"ours, {_seeds(ran)}", *ours]
+    if not has_paper:
+        return [own]
+    if cells[0].other_data:
+        return [[f"paper, {cells[0].other_data} (not comparable)", *paper], own]
+    compared = [cell.difference is not None for cell in cells]
+    verdict = _verdict_line(verdicts, compared)
+    return [["paper", *paper], own, ["difference", *difference], verdict]
+
+
+def _seeds(ran: Sequence[TableCell]) -> str:
+    low, high = min(cell.seeds for cell in ran), max(cell.seeds for cell in ran)
+    planned = ran[0].planned
+    count = str(low) if low == high else f"{low} to {high}"
+    of = "" if low == planned else f" of {planned}"
+    return f"{count}{of} seed{'' if planned == 1 else 's'}"
+
+
+def _gap_lines(gaps: Sequence[Gap], reference: str) -> list[list[str]]:
+    """Return the lines of the gaps to the first column, if the paper has some of ours."""
+    compared = [gap.paper is not None and gap.ours.mean is not None for gap in gaps]
+    if not any(compared):
+        return []
+    paper, ours, verdicts = zip(*(gap.texts for gap in gaps), strict=True)
+    of_paper = [f"vs {reference}, paper", "", *paper]
+    of_ours = [f"vs {reference}, ours", "", *ours]
+    return [of_paper, of_ours, _verdict_line(["", *verdicts], [False, *compared])]
+
+
+def _verdict_line(verdicts: Sequence[str], compared: Sequence[bool]) -> list[str]:
+    """Return the verdicts; what they all say beside the verdict itself is said once."""
+    parts = [re.split(", |: ", verdict, maxsplit=1) for verdict in verdicts]
+    shown = [part for part, is_shown in zip(parts, compared, strict=True) if is_shown]
+    rest = {part[1] for part in shown if len(part) > 1}
+    is_common = len(rest) < 2
+    texts = [part[0] for part in parts] if is_common else list(verdicts)
+    marked = zip(texts, compared, strict=True)
     return [
-        f"{own.source}. {own.says}",
-        f"Shown: {', '.join(measures)}{unit}. Scale {table.scale}, reading '{table.reading}'.",
+        ", ".join(["verdict", *(rest if is_common else ())]),
+        *(text if is_shown else text and MISSING for text, is_shown in marked),
     ]
+
+
+def _about_numbers(table: PaperTable) -> str:
+    """Return what is measured, and under which settings."""
+    measures = dict.fromkeys(cell.measure.title for cell in table.cells)
+    unit = "; ratios to the first column" if table.experiment.definition.relative else ""
+    return f"Shown: {'; '.join(measures)}{unit}. Scale {table.scale}, reading '{table.reading}'."
 
 
 # ---- Markdown
 
 
 def to_markdown(table: PaperTable) -> str:
-    """Return the tables and notes, without a heading."""
-    parts = [*lead(table), markdown_table(HEAD, value_rows(table))]
-    if table.gaps:
-        reference = table.experiment.definition.columns[0].name
-        parts += [
-            f"Difference to {reference} in points, paired by seed:",
-            markdown_table(GAP_HEAD, gap_rows(table)),
-        ]
+    """Return the table and its notes, without a heading."""
+    head, rows = arranged_head(table), arranged_rows(table)
+    parts = [_about_numbers(table), markdown_table(head, rows)]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
@@ -123,7 +180,8 @@ def csv_lines(cells: Sequence[Json]) -> str:
 
 def to_latex(table: PaperTable) -> str:
     """Return the main table for a paper; it needs the package booktabs."""
-    return latex_table("lllrrrl", HEAD, value_rows(table))
+    head = arranged_head(table)
+    return latex_table(f"ll{'r' * (len(head) - 2)}", head, arranged_rows(table))
 
 
 # ---- HTML
@@ -134,16 +192,13 @@ def to_html(table: PaperTable, figures: Mapping[str, Figure]) -> str:
     own = table.experiment.definition
     captions = {spec.name: spec.caption for spec in own.figures}
     body = [
-        *(f"<p class=lead>{escape(sentence)}</p>" for sentence in lead(table)),
-        html_table(HEAD, value_rows(table)),
+        f"<p class=lead>{escape(f'{own.source}. {own.says}')}</p>",
+        f"<p class=lead>{escape(_about_numbers(table))}</p>",
+        html_table(arranged_head(table), arranged_rows(table)),
         f"<p class=note>{escape(LEGEND)}</p>",
+        html_figures(figures, captions),
+        _html_list(table.notes),
     ]
-    if table.gaps:
-        body += [
-            f"<h2>Difference to {escape(own.columns[0].name)} in points, paired by seed</h2>",
-            html_table(GAP_HEAD, gap_rows(table)),
-        ]
-    body += [html_figures(figures, captions), _html_list(table.notes)]
     return html_page(own.title, body, own.leaves_open)
 
 
@@ -164,15 +219,18 @@ def html_figures(figures: Mapping[str, Figure], captions: Mapping[str, str]) -> 
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of HTML."""
+    """Return a table of HTML, whose first two columns are names."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    lines = "\n".join(f"<tr>{_html_cells(row)}</tr>" for row in rows)
     return (
         f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>\n{lines}</tbody></table>"
         "</div>"
     )
+
+
+def _html_cells(row: Sequence[str]) -> str:
+    names = "".join(f"<td class=name>{escape(cell)}</td>" for cell in row[:2])
+    return names + "".join(f"<td>{escape(cell)}</td>" for cell in row[2:])
 
 
 def _html_list(items: Sequence[str]) -> str:

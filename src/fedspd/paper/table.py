@@ -1,6 +1,6 @@
 """The table of an experiment: the paper's value, ours, the difference and a verdict in words."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from fedspd.config import ExperimentConfig, as_dict
@@ -44,7 +44,7 @@ class TableCell:
     seeds: int  # that have run
     planned: int
     paper: float | None
-    has_same_data: bool  # as the paper's
+    other_data: str | None  # whose value the paper's is, if it is not of the same data
     ours: Interval
     digits: int
     verdict: str
@@ -52,14 +52,14 @@ class TableCell:
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's, if they are of the same data."""
-        if self.paper is None or self.ours.mean is None or not self.has_same_data:
+        if self.paper is None or self.ours.mean is None or self.other_data is not None:
             return None
         return self.ours.mean - self.paper
 
     @property
     def texts(self) -> list[str]:
         """The paper's value, ours, the difference and the verdict."""
-        paper = MISSING if self.paper is None else _number(self.paper, 2)
+        paper = MISSING if self.paper is None else format_number(self.paper, 2)
         difference = MISSING if self.difference is None else signed(self.difference, self.digits)
         return [paper, format_ours(self.ours, self.digits), difference, self.verdict]
 
@@ -76,6 +76,7 @@ class Gap:
 
     @property
     def texts(self) -> list[str]:
+        """The paper's difference, ours and the verdict."""
         paper = MISSING if self.paper is None else signed(self.paper, 1)
         ours = MISSING if self.ours.mean is None else signed(self.ours.mean, 1)
         half = "" if self.ours.half is None else f" ± {self.ours.half:.1f}"
@@ -111,7 +112,7 @@ def make_table(
         scores = [scores_of(cell, records) for cell in cells]
         first = scores[0] if experiment.definition.relative else None
         table += [
-            _table_cell(cell, own, first, scale, missing.get(row.name))
+            _table_cell(cell, own, first, len(records_of(cell, records)), scale, missing)
             for cell, own in zip(cells, scores, strict=True)
         ]
         has_methods = len({cell.configs[0].method for cell in cells}) > 1
@@ -120,7 +121,9 @@ def make_table(
                 _gap(cells[0], scores[0], cell, own)
                 for cell, own in zip(cells[1:], scores[1:], strict=True)
             ]
-    notes = [*_scale_notes(experiment, scale, rows), *missing.values()]
+    ran = {cell.row.name for cell in table if cell.seeds}
+    notes = [*_scale_notes(experiment, scale, [row for row in rows if row.name in ran])]
+    notes += missing.values()
     notes += _reading_notes(experiment, scale, records, rows)
     notes += _curve_notes(experiment, scale, reading, records)
     return PaperTable(experiment, scale, reading, table, gaps, list(dict.fromkeys(notes)))
@@ -133,7 +136,7 @@ def shown_rows(
     has_run = {}
     for row in experiment.definition.rows:
         cells = [experiment.cell(row, c, scale, reading) for c in experiment.definition.columns]
-        has_run[row.name] = any(scores_of(cell, records) for cell in cells)
+        has_run[row.name] = any(records_of(cell, records) for cell in cells)
     return [
         row
         for row in experiment.definition.rows
@@ -141,23 +144,25 @@ def shown_rows(
     ]
 
 
+def records_of(cell: Cell, records: Records) -> dict[int, Json]:
+    """Return the records of the cell's runs, by seed."""
+    return {c.seed: found for c in cell.configs if (found := records.of(c)) is not None}
+
+
 def scores_of(cell: Cell, records: Records, measure: str | None = None) -> dict[int, float]:
     """Return what the cell's runs measured, by seed, in the table's unit."""
     shown = MEASURES[measure or cell.measure]
-    found = {}
-    for config in cell.configs:
-        record = records.of(config)
-        if record is not None and record.get(shown.field) is not None:
-            found[config.seed] = round(shown.factor * float(record[shown.field]), 9)
-    return found
+    values = {seed: shown.value_of(one) for seed, one in records_of(cell, records).items()}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _table_cell(
     cell: Cell,
     scores: dict[int, float],
     first: dict[int, float] | None,
+    seeds: int,
     scale: ScaleName,
-    missing: str | None,
+    missing: Container[str],
 ) -> TableCell:
     measure, digits = MEASURES[cell.measure], MEASURES[cell.measure].digits
     if first is not None:
@@ -165,15 +170,18 @@ def _table_cell(
         digits = 2
     ours = confidence_interval(list(scores.values()))
     tolerance = TOLERANCE if first is None else TOLERATED_RATIO * (cell.paper or 0.0)
-    words = "not run: no data" if missing else _verdict(cell, ours, tolerance, scale)
+    if seeds:
+        words = _verdict(cell, ours, tolerance, scale)
+    else:
+        words = "not run: no data" if cell.row.name in missing else "not run"
     return TableCell(
         cell.row,
         cell.column,
         measure,
-        len(scores),
+        seeds,
         len(cell.configs),
         cell.paper,
-        cell.other_data is None,
+        cell.other_data,
         ours,
         digits,
         words,
@@ -182,7 +190,7 @@ def _table_cell(
 
 def _verdict(cell: Cell, ours: Interval, tolerance: float, scale: ScaleName) -> str:
     if ours.mean is None:
-        return "not run"
+        return "not recorded"
     if cell.paper is None:
         return "no number in the paper"
     if cell.other_data is not None:
@@ -211,10 +219,10 @@ def _direction(paper: float | None, ours: Interval, other_data: str | None) -> s
     if abs(ours.mean) <= (ours.half or 0.0):
         return "undecided"
     is_same = (paper > 0) == (ours.mean > 0)
-    words = "same side" if is_same else "opposite side"
-    if other_data:
-        words += f" {'as' if is_same else 'from'} {other_data} in the paper"
-    return words if ours.half is not None else f"{words}, one seed"
+    words = ["same side" if is_same else "opposite side"]
+    words += [f"{other_data} in the paper"] if other_data else []
+    words += ["one seed"] if ours.half is None else []
+    return ", ".join(words)
 
 
 # ---- notes
@@ -301,7 +309,8 @@ def _curve_notes(
 # ---- numbers as text
 
 
-def _number(value: float, digits: int) -> str:
+def format_number(value: float, digits: int) -> str:
+    """Return the number with commas between thousands."""
     return f"{value:,.{digits}f}"
 
 
@@ -314,8 +323,8 @@ def format_ours(score: Interval, digits: int) -> str:
     """Return the mean with ± half of its interval if that is known."""
     if score.mean is None:
         return MISSING
-    half = "" if score.half is None else f" ± {_number(score.half, digits)}"
-    return f"{_number(score.mean, digits)}{half}"
+    half = "" if score.half is None else f" ± {format_number(score.half, digits)}"
+    return f"{format_number(score.mean, digits)}{half}"
 
 
 def to_json(table: PaperTable) -> Json:

@@ -140,7 +140,7 @@ def draw_line(
     axes: Axes, label: str, line: Sequence[Sequence[float]], i: int, score: Score = ACCURACY
 ) -> None:
     x, mean, half = np.array(line).T
-    error, scale = _bars(mean, half, score), _scale(score)
+    error, scale = _bars(mean, half, score) if half.any() else None, _scale(score)
     style: dict[str, Any] = {"color": tint(i), "linestyle": dash(i), "marker": "o"}
     size: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, "capsize": 3}
     axes.errorbar(x, scale * mean, yerr=error, label=label, **style, **size)

@@ -30,17 +30,18 @@ MOST_TICKS = 8  # beside each other; of more numbers, some have one
 LEAST_POINTS = 4.0  # that an axis spans: chance should not look like a finding
 
 
-def draw_curves(title: str, shown: Mapping[str, Mapping[str, Curve]], ylabel: str) -> Figure:
-    """Draw a panel per row with a curve per label, by round."""
+def draw_curves(
+    title: str, shown: Mapping[str, Mapping[str, Curve]], ylabel: str, labels: Sequence[str]
+) -> Figure:
+    """Draw a panel per row with a curve per label, by round; the labels' order gives colours."""
     figure, all_axes = make_panels(title, len(shown))
-    labels = list(dict.fromkeys(label for curves in shown.values() for label in curves))
     for axes, (name, curves) in zip(all_axes, shown.items(), strict=True):
         for label, curve in curves.items():
             draw_curve(axes, label, curve, labels.index(label))
         tick_rounds(axes, [round for curve in curves.values() for round in curve[0]])
         _name(axes, name, "Round", ylabel)
     has_band = any(curve[2] for curves in shown.values() for curve in curves.values())
-    _shared_legend(figure, all_axes, f"band: {OVER_SEEDS}" if has_band else None)
+    _shared_legend(figure, all_axes, f"band: {OVER_SEEDS}" if has_band else None, labels)
     return figure
 
 
@@ -65,7 +66,7 @@ def draw_lines(
         axes.set_ylim(low - missing, high + missing)
         _name(axes, name, xlabel, ylabel)
     has_bar = any(half for lines in shown.values() for line in lines.values() for *_, half in line)
-    _shared_legend(figure, all_axes, f"bar: {OVER_SEEDS}" if has_bar else None)
+    _shared_legend(figure, all_axes, f"bar: {OVER_SEEDS}" if has_bar else None, labels)
     return figure
 
 
@@ -97,9 +98,11 @@ def _name(axes: Axes, name: str, xlabel: str, ylabel: str) -> None:
         axes.set_ylabel(ylabel, fontsize=TEXT_POINTS)
 
 
-def _shared_legend(figure: Figure, all_axes: Sequence[Axes], note: str | None) -> None:
+def _shared_legend(
+    figure: Figure, all_axes: Sequence[Axes], note: str | None, labels: Sequence[str]
+) -> None:
     handles: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    add_legend(figure, list(handles.values()), note)
+    add_legend(figure, [handles[label] for label in labels if label in handles], note)
