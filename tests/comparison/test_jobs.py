@@ -144,3 +144,12 @@ def test_grid_has_the_keys_with_several_values_unless_they_are_a_list_or_quoted(
     single, grid = parse_grid(words)
     assert single == ["rounds=3", 'data.name="a,b.npz"', "x=[1,2]"]
     assert grid == {"topology.degree": [2, 4.5], "data.mixture": ["rotation", "parity"]}
+
+
+def test_grid_refuses_a_key_that_is_swept_twice():
+    with pytest.raises(ConfigError) as caught:
+        parse_grid(["topology.degree=2,4", "topology.degree=6,8"])
+    assert str(caught.value) == (
+        "topology.degree = 6,8: swept twice; expected all values in one list, such as "
+        "topology.degree=2,4,6,8."
+    )

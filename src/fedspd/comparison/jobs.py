@@ -172,6 +172,11 @@ def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         key, value = parse_override(word)
         is_quoted = word.partition("=")[2].lstrip().startswith(("'", '"'))
         if isinstance(value, str) and "," in value and not is_quoted:
+            if key in grid:
+                raise ConfigError(
+                    f"{key} = {value}: swept twice; expected all values in one list, such as "
+                    f"{key}={','.join(map(str, grid[key]))},{value}."
+                )
             grid[key] = _parse_values(key, value)
         else:
             single.append(word)
