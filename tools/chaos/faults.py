@@ -159,10 +159,15 @@ def _has_recovered(fleet: Fleet, name: str, mended: float) -> bool:
 
 
 def _rounds_to_recover(fleet: Fleet, name: str, mended: float) -> int:
-    """Count the rounds from a victim's first until its last neighbour received from it."""
-    first = min(int(seen.event["round"]) for seen in fleet.observations_of(name, mended))
+    """Count the rounds from a victim's first until its last neighbour received from it.
+
+    The first does not count if the neighbours had ended it when the victim was back.
+    """
+    first = min(
+        (seen.event for seen in fleet.observations_of(name, mended)), key=lambda e: int(e["round"])
+    )
     last = max(int(seen.event["round"]) for seen in fleet.first_with(name, mended).values())
-    return last - first + 1
+    return last - int(first["round"]) + bool(first.get("received"))
 
 
 # ---- nodes that differ from the start
