@@ -182,8 +182,10 @@ STRONGEST = (
     "fedavg",
     "fedavg, fine-tuned",
     "fedavg, half-way",
+    "fedem",
     "ifca",
     "facade",
+    "fedper",
     "fedrep",
     "fedspd",
 )
