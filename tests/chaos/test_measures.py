@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaos import table
-from chaos.faults import SCENARIOS, Fault
+from chaos.faults import SCENARIOS, Fault, rounds_to_recover
 from chaos.fleet import Fleet, Kill, Observation
 from chaos.hosts import Host
 from chaos.measures import (
@@ -103,6 +103,19 @@ def test_find_slow_recoveries_finds_a_restart_of_three_rounds():
     assert find_slow_recoveries([slow]) == ["SIGKILL node-1: recovered only after 3 rounds"]
     good = [slow._replace(rounds=2), slow._replace(restarted=False)]
     assert find_slow_recoveries(good) == []
+
+
+def test_rounds_to_recover_leaves_out_a_first_round_that_was_over_at_the_neighbours(fleet):
+    fleet.history = [
+        Observation(20.0, "node-0", done(10, [], ["node-1"])),
+        Observation(21.0, "node-1", done(10, [], ["node-0"])),
+        Observation(22.0, "node-1", done(11, ["node-0"], [])),
+        Observation(22.0, "node-0", done(11, [], ["node-1"])),
+        Observation(23.0, "node-0", done(12, ["node-1"], [])),
+    ]
+    assert rounds_to_recover(fleet, "node-1", 20.5) == 2
+    del fleet.history[1]
+    assert rounds_to_recover(fleet, "node-1", 20.5) == 2
 
 
 def test_judge_allows_a_loss_of_two_points():

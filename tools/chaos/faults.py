@@ -147,7 +147,7 @@ def _wait_for_recovery(
         noticed=min(missed, default=None),
         mended=mended,
         healed=max(seen.at for seen in received),
-        rounds=max(_rounds_to_recover(fleet, name, mended) for name in victims),
+        rounds=max(rounds_to_recover(fleet, name, mended) for name in victims),
         restarted=len(victims) == 1,
     )
 
@@ -158,7 +158,7 @@ def _has_recovered(fleet: Fleet, name: str, mended: float) -> bool:
     return is_received and bool(fleet.observations_of(name, mended))
 
 
-def _rounds_to_recover(fleet: Fleet, name: str, mended: float) -> int:
+def rounds_to_recover(fleet: Fleet, name: str, mended: float) -> int:
     """Count the rounds from a victim's first until its last neighbour received from it.
 
     The first does not count if the neighbours had ended it when the victim was back.
