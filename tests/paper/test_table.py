@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
 from fedspd.config import validate
+from fedspd.core.errors import ConfigError
 from fedspd.paper.definition import (
     PaperExperiment,
     experiment_names,
@@ -17,7 +19,8 @@ from fedspd.paper.drawing import draw_figures
 from fedspd.paper.measures import MEASURES
 from fedspd.paper.pages import _verdict_line, arranged_head, arranged_rows, to_csv, value_rows
 from fedspd.paper.records import Records, given_settings, settings_of
-from fedspd.paper.table import PaperTable, make_table
+from fedspd.paper.table import WIDE, PaperTable, make_table
+from fedspd.reporting.statistics import confidence_interval
 
 PAPER = Path(__file__).parents[3] / "shared/paper/fedspd-uai2025.tex.txt"
 TOML = """
@@ -47,6 +50,7 @@ config = { method = "fedavg" }
 [values]
 A = [90.0, 85.0]
 """
+METRICS = 'metrics = ["training_accuracy"]'
 
 
 @pytest.fixture
@@ -78,6 +82,23 @@ def test_verdict_says_whether_ours_agrees(experiment, tmp_path):
     assert table.cells[1].texts == ["85.00", "95.1 ± 0.2", "+10.1", "higher"]
 
 
+def test_wide_interval_of_few_seeds_is_undecided_and_explained(experiment, tmp_path):
+    """Two seeds 20 points apart have an interval of 127, which says nothing of the paper's 90."""
+    scores = {("A", "FedSPD"): [0.50, 0.70], ("A", "FedAvg"): [0.855]}
+    table = make_table(experiment, "paper", "text", records_of(experiment, scores, tmp_path))
+    assert table.cells[0].texts == ["90.00", "60.0 ± 127.1", "−30.0", "undecided"]
+    assert table.cells[1].verdict == "agrees, one seed"
+    assert table.notes[0].startswith("One seed has no interval")
+    assert table.notes[1].startswith("± of 2 seeds is 9.0 times their standard deviation")
+
+
+def test_width_of_an_interval_is_explained_with_its_number():
+    for seeds, deviations in {**WIDE, 5: 1.2}.items():
+        numbers = [0.0] * (seeds - 1) + [1.0]
+        half = confidence_interval(numbers).half
+        assert half / stdev(numbers) == pytest.approx(deviations, abs=0.05)
+
+
 def test_row_without_runs_and_numbers_of_the_paper_is_one_line(experiment, tmp_path):
     without = parse_experiment(
         "t", TOML.partition("[values]")[0].replace('stands_in_for = "A"', "")
@@ -101,7 +122,7 @@ def test_report_has_the_arrangement_of_the_paper(experiment, tmp_path):
         ["A", "paper", "90.00", "85.00"],
         ["", "ours, 1 to 3 of 3 seeds", "90.0 ± 12.4", "70.0"],
         ["", "difference", "+0.0", "−15.0"],
-        ["", "verdict", "agrees", "lower"],
+        ["", "verdict", "agrees", "lower, one seed"],
         ["", "vs FedSPD, paper", "", "−5.0"],
         ["", "vs FedSPD, ours", "", "−15.0"],
         ["", "verdict, one seed", "", "same side"],
@@ -112,15 +133,17 @@ def test_report_says_once_what_all_verdicts_of_a_row_have_in_common(experiment, 
     scores = {("A", "FedSPD"): [0.90], ("A", "FedAvg"): [0.70]}
     records = records_of(experiment, scores, tmp_path, "small")
     lines = arranged_rows(make_table(experiment, "small", "text", records))
-    assert ["", "verdict, at another scale", "agrees", "lower"] in lines
+    assert ["", "verdict, at another scale, one seed", "agrees", "lower"] in lines
     assert ["", "ours, 1 seed", "90.0", "70.0"] in lines
 
 
-def test_verdict_that_says_less_than_the_others_leaves_what_they_have_in_common():
-    verdicts = ["undecided", "same side, one seed", "not run"]
+def test_verdicts_say_once_only_what_all_of_them_say():
+    verdicts = ["undecided, one seed", "same side, one seed", "not run"]
     assert _verdict_line(verdicts, [True, True, False]) == [
         *("verdict, one seed", "undecided", "same side", "–")
     ]
+    verdicts = ["agrees", "lower, one seed"]  # the first has several seeds
+    assert _verdict_line(verdicts, [True, True]) == ["verdict", *verdicts]
     verdicts = ["agrees, at another scale", "same side, one seed"]
     assert _verdict_line(verdicts, [True, True]) == ["verdict", *verdicts]
 
@@ -143,12 +166,12 @@ def test_column_without_a_value_of_the_paper_is_not_compared(tmp_path):
     scores = {("A", "FedSPD"): [0.90], ("A", "FedAvg"): [0.70]}
     records = records_of(experiment, scores, tmp_path, "small")
     table = make_table(experiment, "small", "text", records)
-    assert verdicts(table) == ["agrees, at another scale", "no number in the paper"]
+    assert verdicts(table) == ["agrees, at another scale, one seed", "no number in the paper"]
     assert arranged_rows(table) == [
         ["A", "paper", "90.00", "–"],
         ["", "ours, 1 seed", "90.0", "70.0"],
         ["", "difference", "+0.0", "–"],
-        ["", "verdict, at another scale", "agrees", "–"],
+        ["", "verdict, at another scale, one seed", "agrees", "–"],
     ]
 
 
@@ -157,7 +180,8 @@ def test_spread_over_clients_and_last_point_of_a_curve_are_measures(tmp_path):
     assert MEASURES["spread"].value_of(record) == pytest.approx(5)
     assert MEASURES["loss"].value_of(record) == 1.5
     assert MEASURES["training_accuracy"].value_of(record) is None
-    experiment = parse_experiment("t", 'measure = "training_accuracy"\n' + TOML)
+    text = TOML.replace("rounds = 5", f"rounds = 5\n{METRICS}")
+    experiment = parse_experiment("t", 'measure = "training_accuracy"\n' + text)
     records = records_of(experiment, {("A", "FedSPD"): [0.9]}, tmp_path, "small")
     table = make_table(experiment, "small", "text", records)
     assert verdicts(table) == ["not recorded", "not run"]
@@ -165,7 +189,7 @@ def test_spread_over_clients_and_last_point_of_a_curve_are_measures(tmp_path):
 
 def test_values_in_per_cent_have_no_digits_of_rounding(experiment, tmp_path):
     records = records_of(experiment, {("A", "FedSPD"): [0.07]}, tmp_path)
-    assert ",7.0,,-83.0,lower" in to_csv(make_table(experiment, "paper", "text", records))
+    assert ",7.0,,-83.0," in to_csv(make_table(experiment, "paper", "text", records))
 
 
 def test_gap_is_paired_by_seed_and_says_which_side(experiment, tmp_path):
@@ -200,7 +224,7 @@ def test_row_that_stands_in_is_shown_only_without_the_other_and_not_compared(exp
     assert verdicts(table)[2:] == ["not comparable: B instead of A", "not run"]
     both = records_of(experiment, scores | {("A", "FedSPD"): [0.9]}, tmp_path, "small")
     assert verdicts(make_table(experiment, "small", "text", both)) == [
-        "agrees, at another scale",
+        "agrees, at another scale, one seed",
         "not run",
     ]
 
@@ -225,9 +249,9 @@ def test_notes_name_what_a_scale_changes_and_the_closer_reading(experiment, tmp_
     text.by_key |= code.by_key
     notes = make_table(experiment, "small", "text", text).notes
     assert notes[0] == "Scale small. 2 rounds instead of 5."
-    assert notes[1] == "By the reading 'code' instead of 'text': A, FedSPD: 88.0 instead of 80.0."
-    assert "The reading 'code' comes closer to the paper" in notes[2]
-    assert "2.0 away on average, the reading 'text' 10.0" in notes[2]
+    assert notes[2] == "By the reading 'code' instead of 'text': A, FedSPD: 88.0 instead of 80.0."
+    assert "The reading 'code' comes closer to the paper" in notes[3]
+    assert "2.0 away on average, the reading 'text' 10.0" in notes[3]
 
 
 def test_readings_differ_only_in_fedspd(experiment):
@@ -278,7 +302,8 @@ def test_run_is_the_same_with_other_scores_device_and_unused_keys(experiment, tm
 
 def test_run_without_the_curve_of_a_figure_is_named_and_not_drawn(tmp_path):
     figure = '[[figures]]\nname = "f"\nkind = "curves"\ncaption = "F"\n'
-    experiment = parse_experiment("t", f'{TOML}{figure}measure = "training_accuracy"\n')
+    text = TOML.replace("rounds = 5", f"rounds = 5\n{METRICS}")
+    experiment = parse_experiment("t", f'{text}{figure}measure = "training_accuracy"\n')
     scores = {("A", "FedSPD"): [0.9], ("A", "FedAvg"): [0.8]}
     records = records_of(experiment, scores, tmp_path, "small")
     old, new = records.by_key.values()
@@ -286,12 +311,40 @@ def test_run_without_the_curve_of_a_figure_is_named_and_not_drawn(tmp_path):
     new["curve"] = {**old["curve"], "training_accuracy": [0.6, 0.95]}
     notes = make_table(experiment, "small", "text", records).notes
     assert notes[-1] == (
-        "Recorded without the training accuracy by round, so not in its figure: A, FedSPD."
+        "Recorded without the training accuracy by round, so not in its figure: A, FedSPD. Run the "
+        "experiment into another folder (--out) to have it recorded: that repeats all of its runs."
     )
     (axes,) = draw_figures(experiment, "small", "text", records)["f"].axes
     assert [line.get_ydata().tolist() for line in axes.lines] == [[60, 95]]
     del new["curve"]["training_accuracy"]
     assert draw_figures(experiment, "small", "text", records) == {}
+
+
+def test_experiment_that_shows_what_its_runs_do_not_record_is_refused():
+    """Otherwise a figure would be missing after hours of runs."""
+    figure = '[[figures]]\nname = "f"\nkind = "curves"\ncaption = "F"\n'
+    experiment = parse_experiment("t", f'{TOML}{figure}measure = "training_accuracy"\n')
+    sentence = r"t, A, FedSPD: metrics = \[\]: no 'training_accuracy', .* expected metrics = "
+    with pytest.raises(ConfigError, match=sentence):
+        experiment.cells("small")
+
+
+def test_band_of_two_seeds_has_both_and_of_more_their_interval(tmp_path):
+    figure = '[[figures]]\nname = "f"\nkind = "curves"\ncaption = "F."\n'
+    experiment = parse_experiment("t", TOML + figure)
+    for scores, words in (
+        ([0.5, 0.7], "band: both of two seeds"),
+        ([0.5, 0.6, 0.7], "band: 95 % interval over seeds (3)"),
+    ):
+        records = records_of(experiment, {("A", "FedSPD"): scores}, tmp_path)
+        for record in records.by_key.values():
+            record["curve"] = {"round": [1, 2], "accuracy": [0.4, record["accuracy"]]}
+        drawn = draw_figures(experiment, "paper", "text", records)["f"]
+        assert drawn.get_suptitle() == "F"
+        (band,) = drawn.axes[0].collections
+        top = band.get_paths()[0].vertices[:, 1].max()
+        assert top == pytest.approx(70 if len(scores) == 2 else 60 + 24.8, abs=0.1)
+        assert drawn.legends[0].get_title().get_text() == words
 
 
 def test_column_has_one_colour_where_others_have_not_run(tmp_path):

@@ -4,6 +4,7 @@ A cell of the table is one config: that of the experiment, its row and its colum
 scale changes in them. So the file states the paper's setting, and a scale only shrinks it.
 """
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fedspd.config import ExperimentConfig, load, validate, without_other_method
 from fedspd.config.messages import error_message
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.options import Options
-from fedspd.paper.measures import MEASURES
+from fedspd.paper.measures import MEASURES, TRAINING
 
 Tree = dict[str, Any]
 ScaleName = Literal["tiny", "small", "paper"]
@@ -145,6 +146,7 @@ class PaperExperiment:
         first = tree.get("seed", 0)
         try:
             configs = [validate({**tree, "seed": first + seed}) for seed in seeds]
+            self._check_metrics(configs[0])
         except ConfigError as error:
             raise ConfigError(f"{self.name}, {row.name}, {column.name}: {error}") from None
         values = self.definition.values.get(row.stands_in_for or row.name)
@@ -155,6 +157,16 @@ class PaperExperiment:
             full = self.tree(row, column, "paper", reading).get("data", {}).get("name")
             other_data = full if full != tree.get("data", {}).get("name") else None
         return Cell(row, column, measure, configs, paper, other_data)
+
+    def _check_metrics(self, config: ExperimentConfig) -> None:
+        """Refuse runs that would not record what the experiment shows of them."""
+        own = self.definition
+        shown = {own.measure, *(row.measure for row in own.rows), *(f.measure for f in own.figures)}
+        if TRAINING in shown and TRAINING not in (config.metrics or ()):
+            raise ConfigError(
+                f"metrics = {json.dumps(config.metrics or [])}: no '{TRAINING}', which the "
+                f'experiment shows; expected metrics = ["{TRAINING}"] in [config].'
+            )
 
     def cells(self, scale: ScaleName, reading: ReadingName = "text") -> list[Cell]:
         """Return all cells, row by row."""

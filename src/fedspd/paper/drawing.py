@@ -19,11 +19,12 @@ from fedspd.paper.measures import MEASURES
 from fedspd.paper.records import Records
 from fedspd.paper.table import records_of, scores_of, shown_rows
 from fedspd.reporting import panels
-from fedspd.reporting.figures import Curve, Line
-from fedspd.reporting.statistics import confidence_interval
+from fedspd.reporting.figures import OVER_SEEDS, Curve, Line
+from fedspd.reporting.statistics import Interval, confidence_interval
 
 Grid = dict[str, dict[str, Cell]]  # row -> column -> cell
 PAPER_LABEL = "the paper"
+PAIR = 2  # seeds, whose interval is nine times their standard deviation
 
 
 def draw_figures(
@@ -65,18 +66,19 @@ def _draw_curves(
         for row, cells in grid.items()
     }
     shown = {row: curves for row, curves in shown.items() if curves}
-    return panels.draw_curves(spec.caption, shown, _axis_title(spec), columns) if shown else None
+    about = _axis_title(spec), columns, _spread_words(grid, records)
+    return panels.draw_curves(_title(spec), shown, *about) if shown else None
 
 
 def _curve(cell: Cell, spec: FigureSpec, records: Records) -> Curve | None:
-    """Return the mean over seeds by round, with the interval over seeds; None without record."""
+    """Return the mean over seeds by round, with its spread; None without record."""
     measure = spec.measure
     found = records_of(cell, records).values()
     curves = [r["curve"] for r in found if measure in r["curve"]]
     if not curves:
         return None
     values = [curve[measure] for curve in curves]
-    scores = [confidence_interval(seeds) for seeds in zip(*values, strict=True)]
+    scores = [_drawn_spread(seeds) for seeds in zip(*values, strict=True)]
     unit = MEASURES[measure].factor / 100  # curves are drawn in per cent of a fraction
     means = [np.nan if score.mean is None else unit * score.mean for score in scores]
     halves = [unit * (score.half or 0.0) for score in scores] if len(curves) > 1 else None
@@ -88,7 +90,7 @@ def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
     quoted: dict[str, Line] = {}
     for row, cells in grid.items():
         for name, cell in cells.items():
-            score = confidence_interval(list(scores_of(cell, records, spec.measure).values()))
+            score = _drawn_spread(list(scores_of(cell, records, spec.measure).values()))
             if score.mean is not None:
                 point = (number_of(name), score.mean / 100, (score.half or 0.0) / 100)
                 lines.setdefault(row, []).append(point)
@@ -98,7 +100,8 @@ def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
     shown = {row: _with_paper({row: lines[row]}, quoted) for row in several or lines}
     if not spec.panels:
         shown = {"": _with_paper(lines, quoted)}
-    return panels.draw_lines(spec.caption, spec.axis, shown, _axis_title(spec))
+    about = _axis_title(spec), _spread_words(grid, records)
+    return panels.draw_lines(_title(spec), spec.axis, shown, *about)
 
 
 def _with_paper(lines: dict[str, Line], quoted: dict[str, Line]) -> dict[str, Line]:
@@ -120,7 +123,29 @@ def _draw_boxes(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
         }
         for row, cells in grid.items()
     }
-    return panels.draw_boxes(spec.caption, shown)
+    return panels.draw_boxes(_title(spec), shown)
+
+
+def _drawn_spread(scores: Sequence[float]) -> Interval:
+    """Return the mean and its interval; of two scores, which leave an interval too wide to draw,
+    half of their distance."""
+    found = confidence_interval(scores)
+    half = abs(scores[0] - scores[1]) / 2 if len(scores) == PAIR else found.half
+    return Interval(found.mean, half)
+
+
+def _spread_words(grid: Grid, records: Records) -> str:
+    """Return what a band or a bar shows, and of how many seeds."""
+    cells = [cell for row in grid.values() for cell in row.values()]
+    counts = {len(records_of(cell, records)) for cell in cells} - {1}
+    several = ", ".join(str(count) for count in sorted(counts - {PAIR}))
+    words = [f"{OVER_SEEDS} ({several})"] if several else []
+    words += ["both of two seeds"] if PAIR in counts else []
+    return "; ".join(words)
+
+
+def _title(spec: FigureSpec) -> str:
+    return spec.caption.removesuffix(".")
 
 
 def _axis_title(spec: FigureSpec) -> str:

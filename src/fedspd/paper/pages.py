@@ -24,8 +24,10 @@ from fedspd.storage.run_folder import RunFolder
 HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
 LEGEND = (
     "Ours is the mean over seeds of the mean over clients, ± its 95 % confidence interval where "
-    "there are several seeds. It agrees if the paper's value is within that interval, or within "
-    "one point. 'vs' is the difference to another column in points, paired by seed."
+    "there are several seeds. It agrees if the paper's value is within one point; further away, it "
+    "is undecided if the value is within that interval. 'vs' is the difference to another column "
+    "in points, paired by seed. The reading 'text' follows the paper's text, 'code' its published "
+    "code."
 )
 
 
@@ -126,12 +128,12 @@ def _verdict_line(verdicts: Sequence[str], compared: Sequence[bool]) -> list[str
     """Return the verdicts; what they all say beside the verdict itself is said once."""
     parts = [re.split(", |: ", verdict, maxsplit=1) for verdict in verdicts]
     shown = [part for part, is_shown in zip(parts, compared, strict=True) if is_shown]
-    rest = {part[1] for part in shown if len(part) > 1}
-    is_common = len(rest) < 2
+    rest = {tuple(part[1:]) for part in shown}
+    is_common = len(rest) == 1
     texts = [part[0] for part in parts] if is_common else list(verdicts)
     marked = zip(texts, compared, strict=True)
     return [
-        ", ".join(["verdict", *(rest if is_common else ())]),
+        ", ".join(["verdict", *(rest.pop() if is_common else ())]),
         *(text if is_shown else text and MISSING for text, is_shown in marked),
     ]
 

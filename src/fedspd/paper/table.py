@@ -22,6 +22,8 @@ from fedspd.storage.atomic import Json, flatten
 
 TOLERANCE = 1.0  # points: the seeds of the paper's own table 4 differ by as much
 TOLERATED_RATIO = 0.05
+ONE_SEED = "one seed"
+WIDE = {2: 9.0, 3: 2.5}  # seeds -> their interval's half-width, in standard deviations; 5: 1.2
 SHRUNK = {  # keys that a scale changes, in words
     "clients": "{} clients instead of {}",
     "rounds": "{} rounds instead of {}",
@@ -29,8 +31,8 @@ SHRUNK = {  # keys that a scale changes, in words
     "data.name": "{} instead of {}",
     "model.name": "the model {} instead of {}",
     "model.small": None,
-    "training.epochs": "{} local epochs instead of {}",
-    "fedspd.final_epochs": "{} epochs in the final phase instead of {}",
+    "training.epochs": "local epochs {} instead of {}",
+    "fedspd.final_epochs": "final epochs {} instead of {}",
 }
 
 
@@ -123,6 +125,7 @@ def make_table(
             ]
     ran = {cell.row.name for cell in table if cell.seeds}
     notes = [*_scale_notes(experiment, scale, [row for row in rows if row.name in ran])]
+    notes += _seed_notes({cell.seeds for cell in table})
     notes += missing.values()
     notes += _reading_notes(experiment, scale, records, rows)
     notes += _curve_notes(experiment, scale, reading, records)
@@ -196,10 +199,14 @@ def _verdict(cell: Cell, ours: Interval, tolerance: float, scale: ScaleName) -> 
     if cell.other_data is not None:
         return f"not comparable: {cell.data} instead of {cell.other_data}"
     difference = ours.mean - cell.paper
-    words = "higher" if difference > 0 else "lower"
-    if abs(difference) <= max(tolerance, ours.half or 0.0):
-        words = "agrees"
-    return words if scale == "paper" else f"{words}, at another scale"
+    words = ["higher" if difference > 0 else "lower"]
+    if abs(difference) <= tolerance:
+        words = ["agrees"]
+    elif abs(difference) <= (ours.half or 0.0):
+        words = ["undecided"]
+    words += [] if scale == "paper" else ["at another scale"]
+    words += [ONE_SEED] if ours.half is None else []
+    return ", ".join(words)
 
 
 def _gap(first: Cell, base: dict[int, float], cell: Cell, scores: dict[int, float]) -> Gap:
@@ -216,12 +223,12 @@ def _direction(paper: float | None, ours: Interval, other_data: str | None) -> s
         return "not run"
     if paper is None:
         return "no number in the paper"
-    if abs(ours.mean) <= (ours.half or 0.0):
-        return "undecided"
     is_same = (paper > 0) == (ours.mean > 0)
     words = ["same side" if is_same else "opposite side"]
+    if abs(ours.mean) <= (ours.half or 0.0):
+        words = ["undecided"]
     words += [f"{other_data} in the paper"] if other_data else []
-    words += ["one seed"] if ours.half is None else []
+    words += [ONE_SEED] if ours.half is None else []
     return ", ".join(words)
 
 
@@ -240,6 +247,17 @@ def _scale_notes(
             changes.setdefault(words, []).append(row.name)
     where = {words: f"{', '.join(names)}: " for words, names in changes.items()}
     return [f"Scale {scale}. {where[w] if len(changes) > 1 else ''}{w}." for w in changes]
+
+
+def _seed_notes(counts: Container[int]) -> list[str]:
+    """Say what few seeds do not show."""
+    notes = ["One seed has no interval: another one may differ by some points."] * (1 in counts)
+    return notes + [
+        f"± of {seeds} seeds is {deviations} times their standard deviation, of 5 seeds 1.2 times: "
+        "a wide interval says that there are few seeds."
+        for seeds, deviations in WIDE.items()
+        if seeds in counts
+    ]
 
 
 def describe_changes(own: ExperimentConfig, full: ExperimentConfig) -> str:
@@ -301,7 +319,8 @@ def _curve_notes(
                 lacking.setdefault(measure, []).append(f"{cell.row.name}, {cell.column.name}")
     return [
         f"Recorded without the {MEASURES[measure].title.removesuffix(' (%)')} by round, so not in "
-        f"its figure: {'; '.join(cells)}."
+        f"its figure: {'; '.join(cells)}. Run the experiment into another folder (--out) to have "
+        "it recorded: that repeats all of its runs."
         for measure, cells in sorted(lacking.items())
     ]
 

@@ -17,7 +17,6 @@ from fedspd.reporting.figure_style import (
     tint,
 )
 from fedspd.reporting.figures import (
-    OVER_SEEDS,
     Curve,
     Line,
     draw_curve,
@@ -31,9 +30,16 @@ LEAST_POINTS = 4.0  # that an axis spans: chance should not look like a finding
 
 
 def draw_curves(
-    title: str, shown: Mapping[str, Mapping[str, Curve]], ylabel: str, labels: Sequence[str]
+    title: str,
+    shown: Mapping[str, Mapping[str, Curve]],
+    ylabel: str,
+    labels: Sequence[str],
+    spread: str,
 ) -> Figure:
-    """Draw a panel per row with a curve per label, by round; the labels' order gives colours."""
+    """Draw a panel per row with a curve per label, by round; the labels' order gives colours.
+
+    `spread` is the meaning of the bands.
+    """
     figure, all_axes = make_panels(title, len(shown))
     for axes, (name, curves) in zip(all_axes, shown.items(), strict=True):
         for label, curve in curves.items():
@@ -41,14 +47,17 @@ def draw_curves(
         tick_rounds(axes, [round for curve in curves.values() for round in curve[0]])
         _name(axes, name, "Round", ylabel)
     has_band = any(curve[2] for curves in shown.values() for curve in curves.values())
-    _shared_legend(figure, all_axes, f"band: {OVER_SEEDS}" if has_band else None, labels)
+    _shared_legend(figure, all_axes, f"band: {spread}" if has_band else None, labels)
     return figure
 
 
 def draw_lines(
-    title: str, xlabel: str, shown: Mapping[str, Mapping[str, Line]], ylabel: str
+    title: str, xlabel: str, shown: Mapping[str, Mapping[str, Line]], ylabel: str, spread: str
 ) -> Figure:
-    """Draw a panel per row with a line per label, over the values of an axis."""
+    """Draw a panel per row with a line per label, over the values of an axis.
+
+    `spread` is the meaning of the bars.
+    """
     figure, all_axes = make_panels(title, len(shown), sharey=len(shown) == 1)
     labels = list(dict.fromkeys(label for lines in shown.values() for label in lines))
     values = [value for lines in shown.values() for line in lines.values() for value, *_ in line]
@@ -66,7 +75,7 @@ def draw_lines(
         axes.set_ylim(low - missing, high + missing)
         _name(axes, name, xlabel, ylabel)
     has_bar = any(half for lines in shown.values() for line in lines.values() for *_, half in line)
-    _shared_legend(figure, all_axes, f"bar: {OVER_SEEDS}" if has_bar else None, labels)
+    _shared_legend(figure, all_axes, f"bar: {spread}" if has_bar else None, labels)
     return figure
 
 
