@@ -11,7 +11,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedspd.cli.paper_list import LABEL
 from fedspd.config import ExperimentConfig
 from fedspd.paper import pages, theory_report
 from fedspd.paper.definition import (
@@ -19,6 +18,7 @@ from fedspd.paper.definition import (
     ScaleName,
     experiment_names,
     load_experiment,
+    without_labels,
 )
 from fedspd.paper.drawing import draw_figures
 from fedspd.paper.records import Records, key_of, settings_of
@@ -49,6 +49,7 @@ COMPARED = {  # verdicts about a number of the paper, as they begin, and how sev
     "agrees": "agree",
     "higher": "higher",
     "lower": "lower",
+    "undecided": "undecided",
     "not comparable": "not comparable",
 }
 
@@ -168,7 +169,7 @@ def _overview(experiments: Sequence[PaperExperiment], records: Records) -> str:
         counts = [_count(experiment, scale, records) for scale in SCALES]
         name, source = experiment.name, experiment.definition.source
         verdicts = [_verdicts(experiment, scale, records) for scale in SCALES]
-        cells = [f"[{name}](#{name})", LABEL.sub("", source), *counts, *verdicts]
+        cells = [f"[{name}](#{name})", without_labels(source), *counts, *verdicts]
         lines.append(f"| {' | '.join(cells)} |")
     counts = [_count_series(records.out, scale) for scale in SCALES]
     lines.append(f"| [theory](#theory) | Theorems 1, 3 and 4 | {' | '.join(counts)} | | |")
@@ -196,7 +197,7 @@ def _count(experiment: PaperExperiment, scale: ScaleName, records: Records) -> s
 def _section(experiment: PaperExperiment, records: Records) -> Iterator[str]:
     own = experiment.definition
     yield f'### {own.title} <a id="{experiment.name}"></a>'
-    yield f"{own.source}. {own.says}"
+    yield pages.describe_source(own.source, own.says)
     tables = list(_tables(experiment, records))
     if not tables:
         yield f"Not run yet: {_how_to_run(experiment)}."

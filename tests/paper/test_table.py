@@ -347,6 +347,18 @@ def test_band_of_two_seeds_has_both_and_of_more_their_interval(tmp_path):
         assert drawn.legends[0].get_title().get_text() == words
 
 
+def test_line_of_the_paper_has_the_colour_of_ours_and_open_markers(tmp_path):
+    figure = '[[figures]]\nname = "f"\nkind = "lines"\ncaption = "F"\naxis = "x"\n'
+    experiment = parse_experiment("t", TOML + figure)
+    scores = {("A", "FedSPD"): [0.9] * 3, ("A", "FedAvg"): [0.8] * 3}
+    records = records_of(experiment, scores, tmp_path)
+    (axes,) = draw_figures(experiment, "paper", "text", records)["f"].axes
+    ours, paper = axes.lines
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[90, 80], [90, 85]]
+    assert ours.get_color() == paper.get_color()
+    assert (ours.get_markerfacecolor(), paper.get_markerfacecolor()) == (ours.get_color(), "white")
+
+
 def test_column_has_one_colour_where_others_have_not_run(tmp_path):
     figure = '[[figures]]\nname = "f"\nkind = "curves"\ncaption = "F"\n'
     text = TOML.partition("[values]")[0].replace('stands_in_for = "A"', "") + figure

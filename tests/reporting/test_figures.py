@@ -301,7 +301,8 @@ def test_error_bars_stay_within_the_axes():
 @pytest.mark.parametrize(("count", "ticks"), [(5, 5), (15, 3)])
 def test_lines_have_few_ticks_and_do_not_magnify_chance(count, ticks):
     line = [(float(x), 0.93 + 0.0001 * x, 0.0) for x in range(count)]
-    (axes,) = panels.draw_lines("Title", "epochs", {"": {"FedSPD": line}}, "Test accuracy (%)").axes
+    shown = {"": {"FedSPD": line}}
+    (axes,) = panels.draw_lines("Title", "epochs", shown, "Test accuracy (%)", "-", {}).axes
     assert ticks <= len(axes.get_xticks()) <= 8
     low, high = axes.get_ylim()
     assert high - low >= 4

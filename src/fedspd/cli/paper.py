@@ -30,6 +30,7 @@ from fedspd.paper.definition import (
     ScaleName,
     experiment_names,
     load_experiment,
+    without_labels,
 )
 from fedspd.paper.hours import seconds_by_run
 from fedspd.paper.records import Records, key_of, settings_of
@@ -226,7 +227,8 @@ def _write(plan: ExperimentPlan, records: Records) -> tuple[PaperTable, Path]:
 
 def _print_table(table: PaperTable, folder: Path, as_json: bool) -> None:
     console = wide_console(is_stderr=as_json)
-    title = f"{table.experiment.definition.title} ({table.experiment.definition.source})"
+    own = table.experiment.definition
+    title = f"{own.title} ({without_labels(own.source)})"
     shown = Table(*pages.HEAD, title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for row in pages.value_rows(table):
         shown.add_row(*row)

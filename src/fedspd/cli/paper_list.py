@@ -20,12 +20,12 @@ from fedspd.paper.definition import (
     ScaleName,
     experiment_names,
     load_experiment,
+    without_labels,
 )
 from fedspd.paper.hours import hours_of
 from fedspd.storage.atomic import Json
 
 PLACES = re.compile(r"(?:Table|Figure|Section|Theorems) [\d.]*\d(?:, \d)*(?: and \d)?")
-LABEL = re.compile(r" \([a-z]+:[^)]*\)")  # such as (tab:tau)
 MISSING = "*"  # after the name of a dataset
 
 
@@ -112,7 +112,7 @@ def _datasets(config: ExperimentConfig) -> list[str]:
 
 def _places(source: str) -> str:
     """Return the tables and figures that a source names before it says what they show."""
-    named = LABEL.sub("", source).partition(":")[0]
+    named = without_labels(source).partition(":")[0]
     return ", ".join(PLACES.findall(named))
 
 

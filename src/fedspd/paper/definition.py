@@ -5,6 +5,7 @@ scale changes in them. So the file states the paper's setting, and a scale only 
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ READINGS: dict[ReadingName, Tree] = {
 PaperValue = Annotated[
     float | None, BeforeValidator(lambda value: value if value == value else None)
 ]  # TOML has no null: nan stands for a value that the paper does not have
+LABEL = re.compile(r" \([a-z]+:[^)]*\)")  # such as (tab:tau)
 GRAPH_SIZES = ("degree", "probability", "radius")  # a graph is given by one of them
 
 
@@ -187,6 +189,11 @@ def merge(tree: Tree, layer: Mapping[str, Any]) -> None:
             merge(own, value)
         else:
             tree[key] = value
+
+
+def without_labels(source: str) -> str:
+    """Return where the paper has something without the labels, which only its LaTeX shows."""
+    return LABEL.sub("", source)
 
 
 # ---- files

@@ -101,12 +101,17 @@ def _draw_lines(spec: FigureSpec, grid: Grid, records: Records) -> Figure:
     if not spec.panels:
         shown = {"": _with_paper(lines, quoted)}
     about = _axis_title(spec), _spread_words(grid, records)
-    return panels.draw_lines(_title(spec), spec.axis, shown, *about)
+    of_paper = {_paper_label(row): row for row in quoted}
+    return panels.draw_lines(_title(spec), _capital(spec.axis), shown, *about, of_paper)
 
 
 def _with_paper(lines: dict[str, Line], quoted: dict[str, Line]) -> dict[str, Line]:
     values = {row: quoted[row] for row in lines if row in quoted}
-    return lines | {f"{row}, {PAPER_LABEL}": line for row, line in values.items()}
+    return lines | {_paper_label(row): line for row, line in values.items()}
+
+
+def _paper_label(row: str) -> str:
+    return f"{row}, {PAPER_LABEL}"
 
 
 def number_of(name: str) -> float | str:
@@ -149,5 +154,8 @@ def _title(spec: FigureSpec) -> str:
 
 
 def _axis_title(spec: FigureSpec) -> str:
-    title = MEASURES[spec.measure].title
-    return title[0].upper() + title[1:]
+    return _capital(MEASURES[spec.measure].title)
+
+
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]

@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedspd.core.scores import MISSING
+from fedspd.paper.definition import without_labels
 from fedspd.paper.drawing import draw_figures
 from fedspd.paper.records import Records
 from fedspd.paper.table import Gap, PaperTable, TableCell, to_json
@@ -26,8 +27,8 @@ LEGEND = (
     "Ours is the mean over seeds of the mean over clients, ± its 95 % confidence interval where "
     "there are several seeds. It agrees if the paper's value is within one point; further away, it "
     "is undecided if the value is within that interval. 'vs' is the difference to another column "
-    "in points, paired by seed. The reading 'text' follows the paper's text, 'code' its published "
-    "code."
+    "in points, paired by seed: on the same side as in the paper, or on the opposite one. The "
+    "reading 'text' follows the paper's text, 'code' its published code."
 )
 
 
@@ -42,13 +43,18 @@ def write_report(table: PaperTable, records: Records) -> Path:
     save_figures(figures, folder / "figures")
     report = RunFolder(folder)
     own = table.experiment.definition
-    about = f"# {own.title}\n\n{own.source}. {own.says}\n\n"
+    about = f"# {own.title}\n\n{describe_source(own.source, own.says)}\n\n"
     report.write("report.md", about + to_markdown(table))
     report.write("report.csv", to_csv(table))
     report.write("report.tex", to_latex(table))
     report.write("report.json", to_json(table))
     report.write("report.html", to_html(table, figures))
     return folder
+
+
+def describe_source(source: str, says: str) -> str:
+    """Return where the paper has a table or figure, and what it concludes: we may not agree."""
+    return f"{without_labels(source)}. The paper says: {says}"
 
 
 def value_rows(table: PaperTable) -> list[list[str]]:
@@ -194,7 +200,7 @@ def to_html(table: PaperTable, figures: Mapping[str, Figure]) -> str:
     own = table.experiment.definition
     captions = {spec.name: spec.caption for spec in own.figures}
     body = [
-        f"<p class=lead>{escape(f'{own.source}. {own.says}')}</p>",
+        f"<p class=lead>{escape(describe_source(own.source, own.says))}</p>",
         f"<p class=lead>{escape(_about_numbers(table))}</p>",
         html_table(arranged_head(table), arranged_rows(table)),
         f"<p class=note>{escape(LEGEND)}</p>",

@@ -310,7 +310,7 @@ def to_markdown(series: Sequence[Json], rows: Sequence[Sequence[str]] | None = N
 
 def _lead() -> str:
     own = describe_theory()
-    return f"{own['source']}. {own['says']}"
+    return pages.describe_source(own["source"], own["says"])
 
 
 def to_html(series: Sequence[Json], figures: dict[str, Figure]) -> str:

@@ -137,11 +137,18 @@ def positions(values: Sequence[Any]) -> dict[Any, float]:
 
 
 def draw_line(
-    axes: Axes, label: str, line: Sequence[Sequence[float]], i: int, score: Score = ACCURACY
+    axes: Axes,
+    label: str,
+    line: Sequence[Sequence[float]],
+    i: int,
+    score: Score = ACCURACY,
+    is_quoted: bool = False,
 ) -> None:
+    """Draw a line with its error bars; one with another's values is dotted and has open markers."""
     x, mean, half = np.array(line).T
     error, scale = _bars(mean, half, score) if half.any() else None, _scale(score)
     style: dict[str, Any] = {"color": tint(i), "linestyle": dash(i), "marker": "o"}
+    style |= {"linestyle": ":", "markerfacecolor": "white"} if is_quoted else {}
     size: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, "capsize": 3}
     axes.errorbar(x, scale * mean, yerr=error, label=label, **style, **size)
 

@@ -52,20 +52,28 @@ def draw_curves(
 
 
 def draw_lines(
-    title: str, xlabel: str, shown: Mapping[str, Mapping[str, Line]], ylabel: str, spread: str
+    title: str,
+    xlabel: str,
+    shown: Mapping[str, Mapping[str, Line]],
+    ylabel: str,
+    spread: str,
+    quoted: Mapping[str, str],
 ) -> Figure:
     """Draw a panel per row with a line per label, over the values of an axis.
 
-    `spread` is the meaning of the bars.
+    spread   the meaning of the bars
+    quoted   the labels of lines with another's values, to the label whose colour they have
     """
     figure, all_axes = make_panels(title, len(shown), sharey=len(shown) == 1)
     labels = list(dict.fromkeys(label for lines in shown.values() for label in lines))
+    own = [label for label in labels if label not in quoted]
     values = [value for lines in shown.values() for line in lines.values() for value, *_ in line]
     x_of = positions(list(dict.fromkeys(values)))
     for axes, (name, lines) in zip(all_axes, shown.items(), strict=True):
         for label, line in lines.items():
             points = [(x_of[value], *score) for value, *score in line]
-            draw_line(axes, label, points, labels.index(label))
+            i = own.index(quoted.get(label, label))
+            draw_line(axes, label, points, i, is_quoted=label in quoted)
         if len(x_of) > MOST_TICKS and all(isinstance(value, float) for value in x_of):
             tick_rounds(axes, list(x_of.values()))
         else:
