@@ -26,3 +26,9 @@ def test_latex_has_the_brief_columns_and_marks_the_best_values(three_seeds, comp
     assert rows["fedavg"]["vs fedspd (pp)"] == r"$-$10.0 $\pm$ 0.0"
     assert lines[0] == rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
     assert "purity" not in head
+
+
+def test_latex_escapes_all_that_latex_reads_as_commands():
+    text = tables.latex_table("lr", [r"a\b", "r^2 ~ {1}"], [["p_x & 5 %", "90.0 ± 1.2 # $"]])
+    assert r"a\textbackslash{}b & r\textasciicircum{}2 \textasciitilde{} \{1\} \\" in text
+    assert r"p\_x \& 5 \% & 90.0 $\pm$ 1.2 \# \$ \\" in text

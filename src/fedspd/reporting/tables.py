@@ -102,7 +102,8 @@ def _latex_tabular(columns: str, head: Sequence[str], rows: Sequence[Sequence[st
 
 def _latex(text: str) -> str:
     names = {"±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "×": r"$\times$", "–": "--"}
-    names |= {"\\": r"\textbackslash{}"} | {special: f"\\{special}" for special in "%&_#$"}
+    names |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    names |= {special: f"\\{special}" for special in "%&_#${}"}
     return "".join(names.get(letter, letter) for letter in text)
 
 
