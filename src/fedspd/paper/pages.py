@@ -25,10 +25,11 @@ from fedspd.storage.run_folder import RunFolder
 HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
 LEGEND = (
     "Ours is the mean over seeds of the mean over clients, ± its 95 % confidence interval where "
-    "there are several seeds. It agrees if the paper's value is within one point; further away, it "
-    "is undecided if the value is within that interval. 'vs' is the difference to another column "
-    "in points, paired by seed: on the same side as in the paper, or on the opposite one. The "
-    "reading 'text' follows the paper's text, 'code' its published code."
+    "there are several seeds; one seed has none, and another seed may differ by some points. It "
+    "agrees if the paper's value is within one point; further away, it is undecided if the value "
+    "is within that interval. 'vs' is the difference to another column in points, paired by seed: "
+    "on the same side as in the paper, or on the opposite one. The reading 'text' follows the "
+    "paper's text, 'code' its published code."
 )
 
 

@@ -250,9 +250,8 @@ def _scale_notes(
 
 
 def _seed_notes(counts: Container[int]) -> list[str]:
-    """Say what few seeds do not show."""
-    notes = ["One seed has no interval: another one may differ by some points."] * (1 in counts)
-    return notes + [
+    """Say what the intervals of few seeds do not show."""
+    return [
         f"± of {seeds} seeds is {deviations} times their standard deviation, of 5 seeds 1.2 times: "
         "a wide interval says that there are few seeds."
         for seeds, deviations in WIDE.items()
