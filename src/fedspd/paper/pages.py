@@ -1,7 +1,5 @@
 """Write the report of an experiment: Markdown, CSV, LaTeX, HTML, JSON and figures."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,8 +15,8 @@ from fedspd.paper.table import Gap, PaperTable, TableCell, to_json
 from fedspd.reporting.html import render_figure
 from fedspd.reporting.run_figures import save_figures
 from fedspd.reporting.style import STYLE
-from fedspd.reporting.tables import latex_table
-from fedspd.storage.atomic import Json, disk_errors
+from fedspd.reporting.tables import csv_table, latex_table, markdown_table
+from fedspd.storage.atomic import disk_errors
 from fedspd.storage.run_folder import RunFolder
 
 HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
@@ -149,16 +147,10 @@ def _about_numbers(table: PaperTable) -> str:
 def to_markdown(table: PaperTable) -> str:
     """Return the table and its notes, without a heading."""
     head, rows = arranged_head(table), arranged_rows(table)
-    parts = [_about_numbers(table), markdown_table(head, rows)]
+    parts = [_about_numbers(table), "\n".join(markdown_table(head, rows))]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 # ---- CSV and LaTeX
@@ -166,16 +158,7 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def to_csv(table: PaperTable) -> str:
     """Return a line for every value."""
-    return csv_lines(to_json(table)["cells"])
-
-
-def csv_lines(cells: Sequence[Json]) -> str:
-    """Return a line for each of these objects with the same fields."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    return text.getvalue()
+    return csv_table(to_json(table)["cells"])
 
 
 def to_latex(table: PaperTable) -> str:
