@@ -23,12 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedspd.algorithms.em import posterior
 from fedspd.algorithms.final_phase import tune_half_way
 from fedspd.algorithms.labellings import (
     NO_LABELLING,
     best_labelling,
-    exchange_body,
     exchange_heads,
+    exchange_body,
     has_own_bodies,
     left_alone,
     mean_of_any_cluster,
@@ -59,9 +60,8 @@ from fedspd.algorithms.split_state import (
     joined,
     likelihoods,
     log_prior,
-    posterior,
     rows_of,
-    shares,
+    update_mixture,
     with_losses,
 )
 from fedspd.core.algorithm import Algorithm, Observation, PrivateOption, Round
@@ -257,8 +257,8 @@ class FedSPDSplit(Algorithm[State]):
 
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Step 3: train all heads, each example weighted by how likely its cluster is."""
-        r_CSE = posterior(state, data)
-        state = replace(state, mixture_CS=shares(learner, r_CSE, state, data, key.of("mixture")))
+        r_CSE = posterior(state.mixture_CS, state.losses_CSE, data)
+        state = update_mixture(learner, state, r_CSE, data, key.of("mixture"))
         trained = self._train(learner, state, data, key.of("train", 0), weight_CSE=r_CSE)
         cut = learner.cut
         body_CB = yield from self._exchange_body(cut, trained.model_CP, state, data, key)
@@ -321,8 +321,8 @@ class FedSPDSplit(Algorithm[State]):
             draws = [torch.multinomial(u, 1, generator=key.of(i, "pick").torch()) for i, u in pairs]
             has_own_C1 = has_own_bodies(state.labelling_C)[:, None]
             picked_C1 = torch.where(has_own_C1, torch.stack(draws), 0)
-        exchange = exchange_body(body_CB, picked_C1, state.labelling_C, self.cluster_limit, data)
-        return (yield from exchange)
+        picked = picked_C1, state.labelling_C, self.cluster_limit
+        return (yield from exchange_body(body_CB, *picked, data))
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         """Step 4: fine-tune, and go back as far as cross-validation on two halves says."""
