@@ -21,14 +21,14 @@ from fedspd.core.exchange import Exchange
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import NO_CLUSTER
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 
 @dataclass(frozen=True)
 class FACADE(IFCA):
     """S heads on one body at every client; the centers of a state all have that body."""
 
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model", "body", "head")
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedspd.algorithms.em import NEWCOMER_STEPS, log_joint, posterior
-from fedspd.algorithms.label_score import Score, check_score, scored
+from fedspd.algorithms.label_score import ScoreName, check_score, scored
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -38,7 +38,7 @@ class FedEM(Algorithm[State]):
     EXAMPLES_MEET: ClassVar[str | None] = "the mixture pi_i, which weighs every example"
 
     clusters: int = 2  # S
-    score: Score = "loss"
+    score: ScoreName = "loss"
 
     def local_updates(self, round: int, rounds: int) -> int:
         return self.clusters
@@ -103,7 +103,7 @@ def with_loss(
     centers_CSP: Tensor,
     mixture_CS: Tensor,
     data: Block,
-    score: Score = "loss",
+    score: ScoreName = "loss",
 ) -> State:
     """Return the state of these centers and mixtures; the likelihood is never label-adjusted."""
     losses_CSE = learner.losses(centers_CSP, data)

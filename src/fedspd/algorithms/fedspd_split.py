@@ -29,7 +29,7 @@ from fedspd.algorithms.labellings import (
     NO_LABELLING,
     best_labelling,
     exchange_heads,
-    exchange_body,
+    exchange_picked_body,
     has_own_bodies,
     left_alone,
     mean_of_any_cluster,
@@ -77,7 +77,7 @@ from fedspd.core.heads import (
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.robust import ROBUST
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 FOLDS = 4  # of a client's examples, in the search
 # A head V + D_s moves with both, and V moves all heads: so it moves hardly faster than the body.
@@ -90,7 +90,7 @@ class FedSPDSplit(Algorithm[State]):
 
     NEEDS_EXAMPLES: ClassVar[bool] = False
     CHOOSES_CLUSTERS: ClassVar[bool] = True
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model", "body", "head")
     PART_EPOCHS: ClassVar[int | None] = 1
     EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
     HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
@@ -322,7 +322,7 @@ class FedSPDSplit(Algorithm[State]):
             has_own_C1 = has_own_bodies(state.labelling_C)[:, None]
             picked_C1 = torch.where(has_own_C1, torch.stack(draws), 0)
         picked = picked_C1, state.labelling_C, self.cluster_limit
-        return (yield from exchange_body(body_CB, *picked, data))
+        return (yield from exchange_picked_body(body_CB, *picked, data))
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         """Step 4: fine-tune, and go back as far as cross-validation on two halves says."""

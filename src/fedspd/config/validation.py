@@ -19,7 +19,7 @@ from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.imports import load_object, options_table
 from fedspd.core.options import Options
-from fedspd.privacy.checks import check_method, private_options
+from fedspd.privacy.checks import check_private_method, private_options
 
 LARGEST_INTEGER = 2**63 - 1  # as in TOML
 DEFAULT_CLUSTERS = 2  # of a method that does not find their number
@@ -122,7 +122,7 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
     config.privacy.check()
     if not config.privacy.is_on:
         return config
-    check_method(config.method, method_class(config))
+    check_private_method(config.method, method_class(config))
     if config.data.validation:
         raise ConfigError(
             f"data.validation = {config.data.validation:g}: not with privacy, since the choice of "

@@ -17,7 +17,7 @@ from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 State = TypeVar("State")
 Round = Generator[Exchange, Neighbourhood, State]
@@ -71,7 +71,7 @@ class Algorithm(ABC, Generic[State]):
     # by `learner.train` and `learner.mean_shares`. None: there is no such thing.
     EXAMPLES_MEET: ClassVar[str | None] = "its rounds: its class does not set EXAMPLES_MEET"
     # What its vectors are: models, or the bodies and heads of learner.cut; the first one is shared.
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model",)
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model",)
     PART_EPOCHS: ClassVar[int | None] = None  # of a disjoint update; None: those of the round
     # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False

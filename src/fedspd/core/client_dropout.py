@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 OTHER_RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
-Forward = Callable[[Any, Tensor], Tensor]  # of a dropout layer and its input
+LayerForward = Callable[[Any, Tensor], Tensor]  # of a dropout layer and its input
 
 
 class Call(NamedTuple):
@@ -60,7 +60,7 @@ class ClientDropout:
             yield
 
     @contextmanager
-    def _replaced(self, forward: Forward) -> Iterator[None]:
+    def _replaced(self, forward: LayerForward) -> Iterator[None]:
         for layer in self.layers:
             layer.forward = lambda x, layer=layer: forward(layer, x)
         try:

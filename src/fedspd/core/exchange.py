@@ -22,7 +22,7 @@ from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.links import link_weights
 from fedspd.core.options import Options, split_names
 from fedspd.core.robust import MIN_VOICES, ROBUST, aggregate
-from fedspd.core.travel import Home, Part
+from fedspd.core.travel import Home, ModelPart
 
 MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
 CSR: TypeAlias = "sparse.csr_array[np.float64]"
@@ -81,7 +81,7 @@ class Exchange:
     want_CM: Tensor
     note_C: Tensor | None = None
     is_model: bool = True
-    part: Part = "model"
+    part: ModelPart = "model"
 
     @property
     def has_parameters(self) -> bool:

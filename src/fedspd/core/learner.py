@@ -24,7 +24,7 @@ from fedspd.core.losses import cross_entropy as cross_entropy
 from fedspd.core.losses import squared_error as squared_error
 from fedspd.core.mechanism import Mechanism, Release
 from fedspd.core.precision import Precision, forward_precision, keep_slow_layers
-from fedspd.core.sgd import Descent, Optimizer, Scale
+from fedspd.core.sgd import Descent, Factor, Optimizer
 from fedspd.core.stacked import StackedTrainer
 from fedspd.core.training import TrainingOptions as TrainingOptions
 from fedspd.core.vmapped import VmapTrainer
@@ -50,7 +50,7 @@ class LocalUpdate(NamedTuple):
     examples: int = 0  # of the client, in all
     rows: Tensor | None = None  # which of them these are; None: all
 
-    def scale(self, rate: Scale) -> Scale:
+    def scale(self, rate: Factor) -> Factor:
         """Return the rate of every parameter, or one rate if they all have the same."""
         return rate if self.factor_W is None else rate * self.factor_W
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspd.core.keys import Key
-from fedspd.core.sgd import Descent, Optimizer, Scale, Tables
+from fedspd.core.sgd import Descent, Factor, Optimizer, Tables
 from fedspd.core.stacked_layers import (
     Pass,
     StackedDropout,
@@ -387,7 +387,7 @@ class _Group:
         factor_W = self.update.factor_W
         self.factor = None if factor_W is None else layout.pack(factor_W[None].to(model_GP))
         self.anchor: Tables = []
-        self.pull: Scale = 0.0
+        self.pull: Factor = 0.0
         anchors = [update.anchor_W for update in updates if update.anchor_W is not None]
         if anchors:
             self.anchor = layout.pack(torch.stack(anchors).to(model_GP))

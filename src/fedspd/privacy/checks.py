@@ -25,7 +25,7 @@ def private_options(
     return {option: needed.value for option, needed in method.PRIVATE_OPTIONS.items()}
 
 
-def check_method(name: str, method: type[AnyAlgorithm]) -> None:
+def check_private_method(name: str, method: type[AnyAlgorithm]) -> None:
     """Refuse a method that sends something unpaid; a custom one must say itself that it does not.
 
     A class that is derived from FedAvg may send what FedAvg does not.

@@ -26,7 +26,7 @@ from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Release
 from fedspd.core.metrics import TRAINING_ACCURACY, CenterMoments, score
-from fedspd.core.travel import Home, Part
+from fedspd.core.travel import Home, ModelPart
 from fedspd.privacy.accounts import Accounts
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
@@ -146,7 +146,7 @@ class BlockRunner:
         self._exchange = offered
 
     @property
-    def _shared_part(self) -> Part:
+    def _shared_part(self) -> ModelPart:
         """What the vectors of `share` are."""
         return next(iter(self.plan.algorithm.EXCHANGES), "model")
 
