@@ -144,8 +144,8 @@ def descend(
     rate: Factor,
     *,
     weight_decay: float,
-    anchor: Tensor | None = None,
-    pull: Factor = 0.0,
+    anchor: Tensor | None,
+    pull: Factor,
 ) -> None:
     """Add the gradient of the penalties to the velocity, and take a step along it, in place.
 

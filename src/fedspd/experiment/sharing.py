@@ -28,12 +28,6 @@ def rounds_key(config: ExperimentConfig) -> str | None:
     return json.dumps(tree, sort_keys=True)
 
 
-def have_same_rounds(one: ExperimentConfig, other: ExperimentConfig) -> bool:
-    """Return whether one config can take the rounds of the other: the final phase may differ."""
-    key = rounds_key(one)
-    return key is not None and key == rounds_key(other)
-
-
 def can_lend(folder: Path, device: str) -> bool:
     """Return whether a finished run on this device still has its state before the final phase."""
     is_kept = (folder / "result.json").exists() and len(RunFolder(folder).kept_rounds()) > 1
