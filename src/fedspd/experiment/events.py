@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ def divergence_advice(config: ExperimentConfig) -> str:
     Without such a rate it is the learning rate.
     """
     training, method = config.training, method_class(config)
-    own = {field.name: field.default for field in fields(method)}
+    own = {field.name: field.default for field in fields(method) if field.default is not MISSING}
     tables = (
         ("training", dict(training), dict(type(training)())),
         (options_table(config.method), method_options(config), own),
@@ -126,7 +126,7 @@ def divergence_advice(config: ExperimentConfig) -> str:
         f"{table}.{key.removesuffix('_')}"
         for table, options, defaults in tables
         for key, value in options.items()
-        if RATE.search(key) and isinstance(value, float) and value > (defaults[key] or 0.0)
+        if RATE.search(key) and isinstance(value, float) and value > (defaults.get(key) or 0.0)
     ]
     if training.weight_decay * training.first_rate > 1:  # a step overshoots zero
         raised.append("training.weight_decay")
