@@ -12,9 +12,8 @@ from fedspd.core.scores import MISSING
 from fedspd.paper.drawing import draw_figures
 from fedspd.paper.records import Records
 from fedspd.paper.table import Gap, PaperTable, TableCell, to_json
-from fedspd.reporting.html import render_figure
+from fedspd.reporting.html import render_document, render_figure, render_list, render_table
 from fedspd.reporting.run_figures import save_figures
-from fedspd.reporting.style import STYLE
 from fedspd.reporting.tables import csv_table, latex_table, markdown_table
 from fedspd.storage.atomic import disk_errors
 from fedspd.storage.run_folder import RunFolder
@@ -180,19 +179,15 @@ def to_html(table: PaperTable, figures: Mapping[str, Figure]) -> str:
         html_table(arranged_head(table), arranged_rows(table)),
         f"<p class=note>{escape(LEGEND)}</p>",
         html_figures(figures, captions),
-        _html_list(table.notes),
+        render_list(map(escape, table.notes)),
     ]
     return html_page(own.title, body, own.leaves_open)
 
 
 def html_page(title: str, body: Sequence[str], leaves_open: Sequence[str]) -> str:
     """Return the page with this body, which ends with what the paper leaves open."""
-    head, content = escape(title), "\n".join(body)
-    choices = f"<h2>What the paper leaves open, and our choice</h2>\n{_html_list(leaves_open)}"
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{head}</title>"
-        f"<style>{STYLE}</style><main><h1>{head}</h1>\n{content}\n{choices}</main></html>\n"
-    )
+    heading = "<h2>What the paper leaves open, and our choice</h2>"
+    return render_document(title, [*body, heading, render_list(map(escape, leaves_open))])
 
 
 def html_figures(figures: Mapping[str, Figure], captions: Mapping[str, str]) -> str:
@@ -203,18 +198,9 @@ def html_figures(figures: Mapping[str, Figure], captions: Mapping[str, str]) -> 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of HTML, whose first two columns are names."""
-    heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "\n".join(f"<tr>{_html_cells(row)}</tr>" for row in rows)
-    return (
-        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>\n{lines}</tbody></table>"
-        "</div>"
-    )
-
-
-def _html_cells(row: Sequence[str]) -> str:
-    names = "".join(f"<td class=name>{escape(cell)}</td>" for cell in row[:2])
-    return names + "".join(f"<td>{escape(cell)}</td>" for cell in row[2:])
-
-
-def _html_list(items: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    kinds = [" class=name"] * 2 + [""] * (len(head) - 2)
+    cells = [
+        [f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
+        for row in rows
+    ]
+    return render_table([f"<th>{escape(name)}</th>" for name in head], cells)
