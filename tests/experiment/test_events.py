@@ -214,7 +214,7 @@ def test_alarms_report_an_empty_cluster():
 
 def test_alarms_report_switched_labels():
     straight, switched = [[9, 0], [1, 10]], [[0, 10], [10, 0]]
-    sentence = "Labels are switched at clients 1: they name the clusters unlike the rest."
+    sentence = "Labels are switched at clients 1: they label clusters differently from the rest."
     assert alarms(measures([straight, straight, straight])) == []
     assert alarms(measures([straight, switched, straight])) == [sentence]
 

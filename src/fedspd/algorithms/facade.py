@@ -45,7 +45,7 @@ class FACADE(IFCA):
         body_CB = yield from exchange_body(cut.body(trained_CP), data)
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
         heads_CSQ = put(cut.head(state.centers_CSP), chosen_C1, cut.head(trained_CP)[:, None])
-        is_model = not body_CB.shape[1]  # else the body counts as one, and its head belongs to it
+        is_model = not body_CB.shape[1]  # else the body counts as the model
         heads_CSQ = yield from self._exchange_heads(heads_CSQ, chosen_C1, data, is_model)
         body_CSB = body_CB[:, None].expand(-1, self.clusters, -1)
         return choose(learner, cut.join(body_CSB, heads_CSQ), data)

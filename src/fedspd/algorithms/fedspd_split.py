@@ -5,9 +5,9 @@ log pi_i)_y. Body, V and D are shared by all clients; the mixture u_i and the la
 never leave the client. docs/methods.md has the mathematics.
 
 1. Warm-up: FedAvg on body and V.
-2. Split: in round 1, directions in which the clients' updates of one common model differ, and the
-   corners of their cloud; a check by the clients' features, whether corners are worth a head
-   each; in the last round of the warm-up, how heads differ along them.
+2. Split. In round 1, find the directions in which the clients' updates of one common model differ,
+   and the corners of their cloud; check by the clients' features whether the corners are worth a
+   head each. In the last round of the warm-up, find how heads differ along these directions.
 3. Rounds: soft clustering of the examples, one exchange of the body and one of the heads.
 4. Final phase: fine-tuning, as far as cross-validation says that it helps.
 
@@ -80,7 +80,7 @@ from fedspd.core.robust import ROBUST
 from fedspd.core.travel import ModelPart
 
 FOLDS = 4  # of a client's examples, in the search
-# A head V + D_s moves with both, and V moves all heads: so it moves hardly faster than the body.
+# V moves all heads V + D_s at once. At these rates, a head moves little faster than the body.
 V_RATE, D_RATE = 0.25, 0.5  # of the learning rate
 
 
@@ -136,7 +136,7 @@ class FedSPDSplit(Algorithm[State]):
         _ = learner.cut
 
     def size_limit(self, learner: Learner) -> int:
-        """Return the length of what a newcomer gets; no exchange of a round has more."""
+        """Return the length of a newcomer's vector; no exchange of a round has a longer one."""
         return int(learner.size + self.cluster_limit * learner.split(1).head_size + 3)
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -162,7 +162,7 @@ class FedSPDSplit(Algorithm[State]):
         )
 
     def _splits(self, rounds: int) -> bool:
-        """Return whether so many rounds are enough for a split, and one is wanted."""
+        """Return whether these rounds go beyond the warm-up, and several clusters are allowed."""
         return self.cluster_limit > 1 and rounds > self.warmup
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:

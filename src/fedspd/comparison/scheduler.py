@@ -239,7 +239,7 @@ def _run_in_parallel(
     callbacks: Sequence[Callback],
     share: Share,
 ) -> None:
-    """Run so many jobs at a time, with so many workers each."""
+    """Run `parallel` jobs at a time, with `workers` workers each."""
     queue = deque(chains)
     running: RunningJobs = {}
     try:

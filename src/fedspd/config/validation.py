@@ -59,8 +59,8 @@ def _plain(value: Any, key: str = "") -> Any:
 def check_used(config: ExperimentConfig, methods: Sequence[str]) -> None:
     """Refuse options of methods that do not take part: they would change nothing.
 
-    It does not matter whether a file, the command line or Python gave them. Those at their default
-    are those of nobody. The config's own method takes part in everything.
+    It does not matter whether a file, the command line or Python gave them. Options at their
+    defaults do not count. The config's own method always takes part.
     """
     used = {options_table(method) for method in (*methods, config.method)}
     unused = {

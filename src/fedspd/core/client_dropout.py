@@ -79,7 +79,7 @@ def draw_masks(
 
 
 def has_other_random_layers(module: nn.Module) -> bool:
-    """Return whether a layer draws numbers that no mask can stand for."""
+    """Return whether a layer draws numbers that no mask can replace."""
     return any(
         (isinstance(layer, OTHER_RANDOM_LAYERS) and type(layer) is not nn.Dropout)
         or (isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0)

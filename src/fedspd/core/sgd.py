@@ -36,7 +36,7 @@ class Optimizer:
 
 
 class Descent:
-    """The steps of a local update: trained parameters, where their gradient stands, and memory.
+    """The steps of a local update: trained parameters, their gradient and the optimiser's memory.
 
     velocity   the momentum of SGD, or the first moments of AdamW; the gradient's own tables if
                passes add to them

@@ -294,7 +294,7 @@ class Workspace:
         self.descent.reset()
 
     def epoch(self, counts: list[int]) -> Epoch:
-        """Return the plan of an epoch for clients with so many examples."""
+        """Return the plan of an epoch for clients with these numbers of examples."""
         if self._epoch is None or self._epoch.counts != counts:
             self.nbytes -= self._epoch.nbytes if self._epoch is not None else 0
             batch, dtype = self.trainer.learner.training.batch, self.weights[0].dtype

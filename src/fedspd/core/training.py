@@ -95,7 +95,7 @@ class TrainingOptions(Options):
         self.refuse_unused("training.schedule", self.schedule, users)
 
     def over(self, rounds: int) -> "TrainingOptions":
-        """Return the options for a run of so many rounds."""
+        """Return the options for a run of this many rounds."""
         own = self.model_copy(update={"lr": self.first_rate})
         own._rounds = rounds
         return own

@@ -43,7 +43,7 @@ MIXTURE_OPTIONS: dict[str, tuple[MixtureName, ...]] = {
     "second": ("pair",),
 }
 ONE_DISTRIBUTION = ("dirichlet", "shards", "iid", "given")  # mixtures without populations
-NOT_OF_GIVEN = ("examples", "test_examples", "imbalance")  # the clients have what they have
+NOT_OF_GIVEN = ("examples", "test_examples", "imbalance")  # fixed by the data
 # Left out of the description if not set, so that partitions from before keep their hash.
 UNDESCRIBED_UNLESS_SET = ("populations", "rotations", "swap")
 READING = {"name", "second", "inputs", "target", "client", "augment", "validation"}

@@ -160,7 +160,7 @@ def _cluster_alarms(table_CSD: NDArray[np.int64]) -> list[str]:
     if len(switched := switched_clients(table_CSD)):
         found.append(
             f"Labels are switched at clients {listed(switched)}: "
-            "they name the clusters unlike the rest."
+            "they label clusters differently from the rest."
         )
     return found
 
@@ -260,7 +260,7 @@ def _privacy(last: Json) -> Json:
 
 
 class _Totals:
-    """What a run sent, computed and took in all."""
+    """The totals of a run: models, bytes, gradient steps and seconds."""
 
     def __init__(self) -> None:
         self.rounds = self.models_sent = self.steps = 0

@@ -296,7 +296,7 @@ class _Training:
         self._save(RunPosition(t, is_final=True, stopped=done.stopped))
 
     def _warnings(self) -> list[str]:
-        """Return what to know of the method and the data before trusting the scores."""
+        """Return what a reader of the scores should know about the method and the data."""
         plan, config = self.experiment.plan, self.experiment.config
         found = [*self.experiment.federation.notes, *plan.algorithm.warnings(config.rounds)]
         if earlier := self.run_folder.read("run.json").get("continued_from", []):
@@ -310,7 +310,7 @@ class _Training:
         return found
 
     def _newcomers(self, t: int) -> Json:
-        """Return the scores, the traffic and the edges of the newcomers, and what they know."""
+        """Return the newcomers' scores, traffic and edges, and with privacy what they received."""
         plan, key = self.experiment.newcomers, Key(self.experiment.config.seed)
         assert plan is not None
         graph = attach_newcomers(self.experiment.topology.at(t - 1), plan.clients, key)

@@ -15,7 +15,7 @@ from fedspd.storage.run_folder import RunFolder
 
 
 def rounds_key(config: ExperimentConfig) -> str | None:
-    """Return the same text for configs with the same rounds; None: no other run has them.
+    """Return a text that is equal for configs with the same rounds; None: no run shares them.
 
     The noise of a private run follows from its whole training, so it shares nothing.
     """

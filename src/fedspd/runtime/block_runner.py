@@ -95,7 +95,7 @@ class BlockRunner:
         return announced
 
     def place_first_offer(self, announced: Announcements) -> None:
-        """Take the models of a round's first exchange: all earlier ones have been received."""
+        """Place the models of a round's first exchange: nobody reads earlier ones any more."""
 
     def advance(self, neighbourhood: Neighbourhood | None = None) -> Announcements | None:
         """Answer the exchange and run the round up to its next one; None: the round is over."""
@@ -151,9 +151,9 @@ class BlockRunner:
         return next(iter(self.plan.algorithm.EXCHANGES), "model")
 
     def blank_share(self) -> tuple[Exchange, Home | None]:
-        """Return a newcomer's own part: it offers nothing, and wants all that the method shares.
+        """Return a newcomer's exchange: it offers nothing, and wants all that the method shares.
 
-        Beside it stands what stays at home of such vectors.
+        With it comes the part of such vectors that stays at home.
         """
         plan = self.plan
         state = plan.algorithm.begin(plan.learner, plan.train, plan.key)
