@@ -26,7 +26,7 @@ import torch
 
 import fedspd
 from fedspd.config import load, validate
-from fedspd.experiment.sharing import borrow_rounds, can_lend, have_same_rounds
+from fedspd.experiment.sharing import borrow_rounds, can_lend, rounds_key
 
 Tree = dict[str, Any]
 SUMMARIES = Path(__file__).parent / "map"
@@ -271,10 +271,9 @@ def train(config: Tree) -> fedspd.Result:
     """Run; a config that differs from the last one in its final phase alone shares its rounds."""
     global last_run
     settings, lender = validate(config), last_run
-    if lender is None or not (
-        have_same_rounds(settings, load(lender.folder / "config.toml"))
-        and can_lend(lender.folder, settings.device)
-    ):
+    key = None if lender is None else rounds_key(load(lender.folder / "config.toml"))
+    has_same = key is not None and key == rounds_key(settings)
+    if lender is None or not has_same or not can_lend(lender.folder, settings.device):
         last_run = fedspd.run(config)
         return last_run
     with tempfile.TemporaryDirectory() as folder:

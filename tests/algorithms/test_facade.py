@@ -12,7 +12,6 @@ from fedspd.algorithms.facade import FACADE
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.ifca import choose
 from fedspd.core.block import Block
-from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.learner import TrainingOptions, cross_entropy
@@ -123,12 +122,6 @@ def test_model_without_a_body_sends_heads_alone(network):
     (heads,) = network(FACADE(), x, x, PATH).simulator.round(1, PATH).traffic
     assert heads.is_model
     assert heads.model_bytes == 8
-
-
-def test_model_without_a_linear_layer_is_refused(network):
-    x = [torch.ones(2, 1, 1, dtype=torch.float64)]
-    with pytest.raises(ConfigError, match=r"^model\.head: the model has no linear layer"):
-        network(FACADE(), x, x, Graph.from_edges(1, []), factory=lambda: nn.Conv1d(1, 1, 1))
 
 
 def test_newcomer_takes_the_mean_of_body_and_heads_and_chooses(network):

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspd.algorithms.fedem import NEWCOMER_STEPS, FedEM, blended, posterior, with_loss
+from fedspd.algorithms.em import NEWCOMER_STEPS, posterior
+from fedspd.algorithms.fedem import FedEM, blended, with_loss
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedspd.algorithms.facade import FACADE
 from fedspd.algorithms.fedper import FedPer, state_of
 from fedspd.algorithms.fedrep import FedRep
 from fedspd.algorithms.local import Local
@@ -99,7 +100,7 @@ def test_model_that_is_one_linear_layer_trains_alone(network, method):
     assert cluster_CK.shape == (2, 0)
 
 
-@BOTH
+@pytest.mark.parametrize("method", [FedPer, FedRep, FACADE])
 def test_model_without_a_linear_layer_is_refused(network, method):
     x = [torch.ones(2, 1, 1, dtype=torch.float64)]
     with pytest.raises(ConfigError, match=r"^model\.head: the model has no linear layer"):

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
+from fedspd.algorithms.em import posterior
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedspd_split import FedSPDSplit, rate_factors
 from fedspd.algorithms.final_phase import choose_return
 from fedspd.algorithms.populations import balanced_weights
 from fedspd.algorithms.split_state import (
     log_prior,
-    posterior,
     prior_strength,
     refit,
     rows_of,
-    shares,
+    update_mixture,
 )
 from fedspd.core.block import Block
 from fedspd.core.graph import Graph
@@ -253,13 +253,13 @@ def small_state(losses_SE, mixture_S):
 def test_posterior_and_shares_are_bayes_rule():
     p_SE = torch.tensor([[0.5, 0.1, 1.0], [0.25, 0.4, 1.0]])
     data, state = small_state((-p_SE.log()).tolist(), [0.5, 0.5])
-    r_CSE = posterior(state, data)
+    r_CSE = posterior(state.mixture_CS, state.losses_CSE, data)
     assert r_CSE[0, :, 0].tolist() == pytest.approx([2 / 3, 1 / 3])
     assert r_CSE[0, :, 1].tolist() == pytest.approx([0.2, 0.8])
     assert r_CSE[0, :, 2].tolist() == [0.0, 0.0], "there is no third example"
     mean = np.array([(2 / 3 + 0.2) / 2, (1 / 3 + 0.8) / 2]) + 0.001
-    found = shares(Learner(lambda: nn.Linear(1, 2)), r_CSE, state, data, Key(0))
-    assert found[0].tolist() == pytest.approx((mean / mean.sum()).tolist())
+    found = update_mixture(Learner(lambda: nn.Linear(1, 2)), state, r_CSE, data, Key(0))
+    assert found.mixture_CS[0].tolist() == pytest.approx((mean / mean.sum()).tolist())
 
 
 def test_refit_is_em_on_the_mixture_alone():
@@ -267,7 +267,8 @@ def test_refit_is_em_on_the_mixture_alone():
     data, state = small_state((-p_SE.log()).tolist(), [0.5, 0.5])
     learner = Learner(lambda: nn.Linear(1, 2))
     once = refit(learner, state, data, 1, Key(0))
-    u_S = shares(learner, posterior(state, data), state, data, Key(0))[0].tolist()
+    r_CSE = posterior(state.mixture_CS, state.losses_CSE, data)
+    u_S = update_mixture(learner, state, r_CSE, data, Key(0)).mixture_CS[0].tolist()
     assert once.mixture_CS[0].tolist() == pytest.approx(u_S)
     likelihood = [u_S[0] * 0.5 + u_S[1] * 0.25, u_S[0] * 0.1 + u_S[1] * 0.4]
     assert once.loss_C.item() == pytest.approx(-np.log(likelihood).mean())

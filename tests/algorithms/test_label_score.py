@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspd.algorithms.fedem import FedEM, posterior, with_loss
+from fedspd.algorithms.em import posterior
+from fedspd.algorithms.fedem import FedEM, with_loss
 from fedspd.algorithms.fedspd import FedSPD, cluster_examples
 from fedspd.algorithms.label_score import LEAST_FREQUENCY, log_label_frequency, scored
 from fedspd.core.block import Block

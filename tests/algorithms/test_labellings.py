@@ -15,8 +15,8 @@ from fedspd.algorithms.labellings import (
     MAX_LABELLING,
     NO_LABELLING,
     best_labelling,
-    exchange_body,
     exchange_heads,
+    exchange_picked_body,
     has_own_bodies,
     left_alone,
     name_labelling,
@@ -105,7 +105,7 @@ def test_client_joins_with_the_heads_of_its_neighbours_alone():
 def test_client_that_joins_takes_bodies_of_any_cluster():
     body, picked = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([[1], [0], [0]])
     labelling = torch.tensor([9, NO_LABELLING, 9])
-    found = answer(exchange_body(body, picked, labelling, 2, DATA), PATH)
+    found = answer(exchange_picked_body(body, picked, labelling, 2, DATA), PATH)
     assert found[:, 0].tolist() == [1.0, 3.0, 5.0]
 
 

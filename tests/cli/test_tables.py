@@ -15,7 +15,7 @@ from fedspd.cli.tables import (
     fits_console,
     summary_table,
 )
-from fedspd.reporting.method_rows import Comparison, Curve, MethodRow
+from fedspd.reporting.method_rows import Comparison, MethodRow, ScoreCurve
 from fedspd.reporting.statistics import Interval
 
 SUMMARY = {
@@ -67,7 +67,7 @@ def comparison():
         steps=100,
         steps_ratio=1.0,
         seconds=6.04,
-        curve=Curve([], [], [], [], []),
+        curve=ScoreCurve([], [], [], [], []),
         clients=[],
     )
     return Comparison([SimpleNamespace()], [row], "fedspd", ["topology.degree"], [])

@@ -5,6 +5,7 @@ import pytest
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.config import as_dict, load, validate
 from fedspd.core.errors import ConfigError
+from fedspd.core.imports import options_table
 from fedspd.experiment.build import build_budget, build_experiment, privacy_note
 
 SMALL = {"clients": 3, "rounds": 2, "data": {"examples": 40}, "topology": {"kind": "ring"}}
@@ -65,6 +66,15 @@ class Answered(FedAvg):
     EXAMPLES_MEET = None
 
 
+class Tuned(Answered):
+    """It has a final phase that FedAvg's options say nothing of."""
+
+    EXAMPLES_MEET = None
+
+    def finish(self, learner, state, data, key):
+        return self.local_update(learner, state, data, key)
+
+
 def test_derived_method_must_say_itself_whether_all_is_paid_for():
     sentence = refusal(method=f"{__name__}:Derived", privacy={"noise": 1.0})
     assert "its class does not set EXAMPLES_MEET" in sentence
@@ -122,10 +132,14 @@ def test_scaling_by_the_examples_is_refused_unless_the_whole_client_is_protected
         ("fedavg", {"finetune": 2}, "without noise"),
         ("fedspd-split", {"final_epochs": 0}, "is covered by the budget"),
         ("fedspd", {"final_epochs": 0}, "shares of its examples"),
+        (f"{__name__}:Answered", {"finetune": 0}, "is covered by the budget"),
+        (f"{__name__}:Answered", {"finetune": 2}, "without noise"),
+        (f"{__name__}:Tuned", {"finetune": 0}, "without noise"),
     ],
 )
 def test_export_says_whether_the_budget_covers_it(method, options, part):
-    config = validate({**SMALL, "method": method, method: options, "privacy": {"noise": 1.0}})
+    own = {options_table(method): options}
+    config = validate({**SMALL, "method": method, **own, "privacy": {"noise": 1.0}})
     assert part in privacy_note(config)
     assert "is covered by the budget" not in privacy_note(config, is_silent=True)
     assert privacy_note(validate({**SMALL, "method": method})) is None

@@ -411,4 +411,4 @@ def test_federate_rejects_a_second_source_that_does_not_fit() -> None:
     with pytest.raises(DataError, match="'table' has no images"):
         federate(grey, pair, 4, Key(0), second=table)
     with pytest.raises(ConfigError, match=r"^data\.second = 'colour': an option of .* 'pair' only"):
-        federate(grey, DataOptions(mixture="iid", examples=5), 4, Key(0), second=colour)
+        federate(grey, DataOptions(mixture="iid", examples=5, second="colour"), 4, Key(0), colour)

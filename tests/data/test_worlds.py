@@ -277,7 +277,7 @@ def test_worlds_depend_on_the_seed_alone(options):
         (
             {"populations": [4, 4]},
             "data.populations = [4, 4]: an option of data.shares = 'pure' only, and data.shares = "
-            "'uniform'. Set data.shares = 'pure', or leave it out.",
+            "'uniform'. Leave it out.",
         ),
         (
             {"mixture": "iid", "shares": "pure"},

@@ -4,11 +4,13 @@ Shapes: C clients, S clusters, D distributions.
 """
 
 import json
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 import fedspd
+from fedspd.algorithms.local import Local
 from fedspd.config import validate
 from fedspd.experiment.events import alarms, divergence_advice, metrics_fields
 from fedspd.runtime.measures import Measures
@@ -170,10 +172,17 @@ def test_run_that_diverges_ends_with_an_alarm(method, tmp_path):
     assert "NaN" not in (tmp_path / "a" / "events.jsonl").read_text()
 
 
+@dataclass(frozen=True)
+class Anchored(Local):
+    mu: float = field(kw_only=True)  # a rate without a default
+    beta: float = 1.0
+
+
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
         ({"method": "fedavg"}, "training.lr"),
+        ({"method": f"{__name__}:Anchored", "options": {"mu": 2.0, "beta": 1.0}}, "options.mu"),
         ({"method": "pfedme", "pfedme": {"personal_lr": 1e9}}, "pfedme.personal_lr"),
         ({"method": "fedsoft", "fedsoft": {"lambda": 1e9}}, "fedsoft.lambda"),
         ({"training": {"lr": 9.0, "head_rate": 1e9}}, "training.lr or training.head_rate"),
@@ -205,7 +214,7 @@ def test_alarms_report_an_empty_cluster():
 
 def test_alarms_report_switched_labels():
     straight, switched = [[9, 0], [1, 10]], [[0, 10], [10, 0]]
-    sentence = "Labels are switched at clients 1: they name the clusters unlike the rest."
+    sentence = "Labels are switched at clients 1: they label clusters differently from the rest."
     assert alarms(measures([straight, straight, straight])) == []
     assert alarms(measures([straight, switched, straight])) == [sentence]
 

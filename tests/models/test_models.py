@@ -250,10 +250,14 @@ def test_build_model_rejects_an_invalid_function(name: str, message: str) -> Non
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", "users_models:tiny"])
 def test_build_model_rejects_an_option_of_another_model(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.small = true: an option of 'cifar-cnn' only"):
+    with pytest.raises(
+        ConfigError, match=r"^model\.small = true: an option of model.name = 'cifar-cnn' only"
+    ):
         build_model(ModelOptions(name=name, small=True), COLOUR, 10)
     if name != "mlp":
-        with pytest.raises(ConfigError, match=r"^model\.hidden = 8: an option of 'mlp' only"):
+        with pytest.raises(
+            ConfigError, match=r"^model\.hidden = 8: an option of model.name = 'mlp' only"
+        ):
             build_model(ModelOptions(name=name, hidden=8), COLOUR, 10)
 
 

@@ -18,12 +18,12 @@ from fedspd.core.mechanism import Mechanism
 from fedspd.data.custom import load_source
 from fedspd.data.federation import scale_inputs
 from fedspd.privacy.accountant import epsilon
-from fedspd.privacy.audit import Attack, advantage_error, attainable_bound, permitted_advantage
 from fedspd.privacy.mechanisms import DPSGD
 from fedspd.privacy.per_example import PerExampleGradients
 from fedspd.privacy.randomness import Draws
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.runtime.plan import Plan
+from privacy_audit import Attack, advantage_error, attainable_bound, permitted_advantage
 
 DELTA = 1e-5
 HALF_WAY = 0.5e-6  # of the step of one_step's canary, which both sides know

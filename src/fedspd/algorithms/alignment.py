@@ -54,10 +54,7 @@ def match_labels(centers_SW: Tensor, received: list[ReceivedModel]) -> Tensor:
     score = similarity.double().nan_to_num(-1.0).cpu().numpy()
     rows, columns = best_matching(score)
     label = {int(column): labels[row] for row, column in zip(rows, columns, strict=True)}
-    free = [s for s in range(S) if s not in label.values()]
-    unmatched = [s for s in range(S) if s not in label]
-    kept = [s for s in unmatched if s in free]
-    label |= {s: s for s in kept}
-    moved = [s for s in unmatched if s not in kept]
-    label |= dict(zip(moved, [s for s in free if s not in kept], strict=True))
+    unmatched, free = set(range(S)) - set(label), set(range(S)) - set(label.values())
+    label |= {s: s for s in unmatched & free}
+    label |= zip(sorted(unmatched - free), sorted(free - unmatched), strict=True)
     return torch.tensor([label[s] for s in range(S)])

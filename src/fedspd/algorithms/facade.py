@@ -21,14 +21,14 @@ from fedspd.core.exchange import Exchange
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.ledger import NO_CLUSTER
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 
 @dataclass(frozen=True)
 class FACADE(IFCA):
     """S heads on one body at every client; the centers of a state all have that body."""
 
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model", "body", "head")
 
     def check_learner(self, learner: Learner) -> None:
         _ = learner.cut
@@ -45,7 +45,7 @@ class FACADE(IFCA):
         body_CB = yield from exchange_body(cut.body(trained_CP), data)
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
         heads_CSQ = put(cut.head(state.centers_CSP), chosen_C1, cut.head(trained_CP)[:, None])
-        is_model = not body_CB.shape[1]  # else the body counts as one, and its head belongs to it
+        is_model = not body_CB.shape[1]  # else the body counts as the model
         heads_CSQ = yield from self._exchange_heads(heads_CSQ, chosen_C1, data, is_model)
         body_CSB = body_CB[:, None].expand(-1, self.clusters, -1)
         return choose(learner, cut.join(body_CSB, heads_CSQ), data)

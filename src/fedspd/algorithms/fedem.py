@@ -13,14 +13,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.label_score import Score, check_score, scored
+from fedspd.algorithms.em import NEWCOMER_STEPS, log_joint, posterior
+from fedspd.algorithms.label_score import ScoreName, check_score, scored
 from fedspd.core.algorithm import Algorithm, Observation, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-
-NEWCOMER_STEPS = 20  # EM steps of a newcomer, on its mixture alone
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class FedEM(Algorithm[State]):
     EXAMPLES_MEET: ClassVar[str | None] = "the mixture pi_i, which weighs every example"
 
     clusters: int = 2  # S
-    score: Score = "loss"
+    score: ScoreName = "loss"
 
     def local_updates(self, round: int, rounds: int) -> int:
         return self.clusters
@@ -99,21 +98,12 @@ class FedEM(Algorithm[State]):
         return with_loss(learner, centers_CSP, mixture_CS, data, self.score)
 
 
-def posterior(mixture_CS: Tensor, losses_CSE: Tensor, data: Block) -> Tensor:
-    """Return q_k(s) ~ pi_is exp(-loss(c_is, d_k)); 0 where there is no example."""
-    least = torch.finfo(torch.double).min  # where no center explains an example, all are equal
-    joint_CSE = log_joint(mixture_CS, losses_CSE).clamp(min=least)
-    return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
-
-
-def log_joint(mixture_CS: Tensor, losses_CSE: Tensor) -> Tensor:
-    """Return log pi_is - loss(c_is, d_k); a loss that is not a number counts as infinite."""
-    loss_CSE = losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return mixture_CS.log()[:, :, None] - loss_CSE
-
-
 def with_loss(
-    learner: Learner, centers_CSP: Tensor, mixture_CS: Tensor, data: Block, score: Score = "loss"
+    learner: Learner,
+    centers_CSP: Tensor,
+    mixture_CS: Tensor,
+    data: Block,
+    score: ScoreName = "loss",
 ) -> State:
     """Return the state of these centers and mixtures; the likelihood is never label-adjusted."""
     losses_CSE = learner.losses(centers_CSP, data)

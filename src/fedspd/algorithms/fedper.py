@@ -19,7 +19,7 @@ from fedspd.core.cut import Cut
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 NEWCOMER_EPOCHS = 10  # of a newcomer, on its head alone
 
@@ -39,7 +39,7 @@ class FedPer(Algorithm[State]):
     HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = True
     UNUSED_KEYS: ClassVar[tuple[str, ...]] = ("clusters",)
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("body",)
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("body",)
 
     clusters: int = 1
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedspd.algorithms.alignment import first_notes, new_labels
-from fedspd.algorithms.label_score import Score, check_score, scored
+from fedspd.algorithms.label_score import ScoreName, check_score, scored
 from fedspd.core.algorithm import Algorithm, Observation, PrivateOption, Round
 from fedspd.core.block import Block
 from fedspd.core.exchange import Exchange, Neighbourhood
@@ -77,7 +77,7 @@ class FedSPD(Algorithm[State]):
             "all; `own`, one draw per client and cluster (the authors' code)."
         ),
     ] = "cluster"
-    score: Score = "loss"
+    score: ScoreName = "loss"
     warmup: Annotated[
         int, Field(ge=0, description="The rounds with one shared model before it is split into S.")
     ] = 0
@@ -276,7 +276,7 @@ def cluster_examples(
     learner: Learner,
     state: State,
     data: Block,
-    score: Score = "loss",
+    score: ScoreName = "loss",
     choosable_CS: Tensor | None = None,
 ) -> State:
     """Assign every example to the center with the least loss; ties go to the lowest label.

@@ -5,9 +5,9 @@ log pi_i)_y. Body, V and D are shared by all clients; the mixture u_i and the la
 never leave the client. docs/methods.md has the mathematics.
 
 1. Warm-up: FedAvg on body and V.
-2. Split: in round 1, directions in which the clients' updates of one common model differ, and the
-   corners of their cloud; a check by the clients' features, whether corners are worth a head
-   each; in the last round of the warm-up, how heads differ along them.
+2. Split. In round 1, find the directions in which the clients' updates of one common model differ,
+   and the corners of their cloud; check by the clients' features whether the corners are worth a
+   head each. In the last round of the warm-up, find how heads differ along these directions.
 3. Rounds: soft clustering of the examples, one exchange of the body and one of the heads.
 4. Final phase: fine-tuning, as far as cross-validation says that it helps.
 
@@ -23,12 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedspd.algorithms.em import posterior
 from fedspd.algorithms.final_phase import tune_half_way
 from fedspd.algorithms.labellings import (
     NO_LABELLING,
     best_labelling,
-    exchange_body,
     exchange_heads,
+    exchange_picked_body,
     has_own_bodies,
     left_alone,
     mean_of_any_cluster,
@@ -59,9 +60,8 @@ from fedspd.algorithms.split_state import (
     joined,
     likelihoods,
     log_prior,
-    posterior,
     rows_of,
-    shares,
+    update_mixture,
     with_losses,
 )
 from fedspd.core.algorithm import Algorithm, Observation, PrivateOption, Round
@@ -77,10 +77,10 @@ from fedspd.core.heads import (
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
 from fedspd.core.robust import ROBUST
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 FOLDS = 4  # of a client's examples, in the search
-# A head V + D_s moves with both, and V moves all heads: so it moves hardly faster than the body.
+# V moves all heads V + D_s at once. At these rates, a head moves little faster than the body.
 V_RATE, D_RATE = 0.25, 0.5  # of the learning rate
 
 
@@ -90,7 +90,7 @@ class FedSPDSplit(Algorithm[State]):
 
     NEEDS_EXAMPLES: ClassVar[bool] = False
     CHOOSES_CLUSTERS: ClassVar[bool] = True
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model", "body", "head")
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model", "body", "head")
     PART_EPOCHS: ClassVar[int | None] = 1
     EXAMPLES_MEET: ClassVar[str | None] = None  # with prior = False
     HAS_PAID_PERSONAL_MODEL: ClassVar[bool] = True
@@ -136,7 +136,7 @@ class FedSPDSplit(Algorithm[State]):
         _ = learner.cut
 
     def size_limit(self, learner: Learner) -> int:
-        """Return the length of what a newcomer gets; no exchange of a round has more."""
+        """Return the length of a newcomer's vector; no exchange of a round has a longer one."""
         return int(learner.size + self.cluster_limit * learner.split(1).head_size + 3)
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
@@ -162,7 +162,7 @@ class FedSPDSplit(Algorithm[State]):
         )
 
     def _splits(self, rounds: int) -> bool:
-        """Return whether so many rounds are enough for a split, and one is wanted."""
+        """Return whether these rounds go beyond the warm-up, and several clusters are allowed."""
         return self.cluster_limit > 1 and rounds > self.warmup
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
@@ -257,8 +257,8 @@ class FedSPDSplit(Algorithm[State]):
 
     def _split_round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         """Step 3: train all heads, each example weighted by how likely its cluster is."""
-        r_CSE = posterior(state, data)
-        state = replace(state, mixture_CS=shares(learner, r_CSE, state, data, key.of("mixture")))
+        r_CSE = posterior(state.mixture_CS, state.losses_CSE, data)
+        state = update_mixture(learner, state, r_CSE, data, key.of("mixture"))
         trained = self._train(learner, state, data, key.of("train", 0), weight_CSE=r_CSE)
         cut = learner.cut
         body_CB = yield from self._exchange_body(cut, trained.model_CP, state, data, key)
@@ -321,8 +321,8 @@ class FedSPDSplit(Algorithm[State]):
             draws = [torch.multinomial(u, 1, generator=key.of(i, "pick").torch()) for i, u in pairs]
             has_own_C1 = has_own_bodies(state.labelling_C)[:, None]
             picked_C1 = torch.where(has_own_C1, torch.stack(draws), 0)
-        exchange = exchange_body(body_CB, picked_C1, state.labelling_C, self.cluster_limit, data)
-        return (yield from exchange)
+        picked = picked_C1, state.labelling_C, self.cluster_limit
+        return (yield from exchange_picked_body(body_CB, *picked, data))
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
         """Step 4: fine-tune, and go back as far as cross-validation on two halves says."""

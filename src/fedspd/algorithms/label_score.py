@@ -22,7 +22,7 @@ from fedspd.core.learner import Learner
 
 LEAST_FREQUENCY = 1e-3  # added to q_s(y): no label counts as rarer
 
-Score = Annotated[
+ScoreName = Annotated[
     Literal["loss", "label-adjusted"],
     Field(
         description="What decides which cluster explains an example: its `loss`, as in the paper, "
@@ -31,7 +31,7 @@ Score = Annotated[
 ]
 
 
-def check_score(score: Score, method: str, learner: Learner) -> None:
+def check_score(score: ScoreName, method: str, learner: Learner) -> None:
     """Refuse a score that needs labels where targets are numbers."""
     if score == "label-adjusted" and not learner.classifies:
         raise ConfigError(
@@ -40,7 +40,7 @@ def check_score(score: Score, method: str, learner: Learner) -> None:
 
 
 def scored(
-    score: Score, losses_CSE: Tensor, learner: Learner, centers_CSP: Tensor, data: Block
+    score: ScoreName, losses_CSE: Tensor, learner: Learner, centers_CSP: Tensor, data: Block
 ) -> Tensor:
     """Return the losses of the centers, adjusted where the score says so."""
     if score == "loss":

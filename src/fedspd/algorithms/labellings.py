@@ -167,7 +167,7 @@ class Heads(NamedTuple):
     has_joined_C: Tensor  # the labelling of its neighbours, in this exchange
 
 
-def exchange_body(
+def exchange_picked_body(
     body_CB: Tensor, picked_C1: Tensor, labelling_C: Tensor, clusters: int, data: Block
 ) -> Round[Tensor]:
     """Average the body with the neighbours that picked the same cluster.

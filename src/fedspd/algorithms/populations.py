@@ -298,7 +298,7 @@ def largest_gap(value_CM: Tensor, network_size: int) -> tuple[Tensor, Tensor]:
 
     S is 1 if the ratio is below LEAST_RATIO. The ratio is 0 if there are no two eigenvalues.
     """
-    usable = min(value_CM.shape[1], network_size - 1)  # the rank that so many clients allow
+    usable = min(value_CM.shape[1], network_size - 1)  # N clients span at most N - 1 directions
     if usable < 2:
         return torch.ones(len(value_CM), dtype=torch.long), value_CM.new_zeros(len(value_CM))
     value_CM = value_CM[:, :usable].sort(1, descending=True).values

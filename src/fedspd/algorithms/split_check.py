@@ -38,10 +38,10 @@ GATHERED = 0.87  # share of the coordinates' variance that lies between the clus
 
 
 class Verdict(NamedTuple):
-    """What is worth having for each of the populations that were found."""
+    """Whether each of the populations that were found is worth a head, and a body."""
 
-    is_kept_C: Tensor  # a head
-    has_own_bodies_C: Tensor  # a body too, in the second half of the rounds
+    is_kept_C: Tensor  # worth a head
+    has_own_bodies_C: Tensor  # worth a body too, in the second half of the rounds
 
     @classmethod
     def of_all(cls, clients: int) -> "Verdict":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from fedspd.algorithms.em import NEWCOMER_STEPS, log_joint, posterior
 from fedspd.core.block import Block
 from fedspd.core.heads import SplitLearner
 from fedspd.core.keys import Key
@@ -18,7 +19,6 @@ from fedspd.core.learner import Learner
 
 LEAST_PRIOR, MOST_PRIOR = 10.0, 1e5  # examples that the prior of all labels alike counts for
 LEAST_SHARE = 0.001  # added to every u_is, so that no cluster is lost for good
-NEWCOMER_STEPS = 20  # of EM, on the mixture alone
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ def fit_mixture(learner: Learner, state: State, data: Block, rows: list[int], ke
 def refit(learner: Learner, state: State, data: Block, steps: int, key: Key) -> State:
     """Return the state after some steps of EM on the mixtures alone, from where they stand."""
     for step in range(steps):
-        r_CSE = posterior(state, data)
-        u_CS = shares(learner, r_CSE, state, data, key.of(step))
-        state = replace(state, mixture_CS=u_CS)
+        r_CSE = posterior(state.mixture_CS, state.losses_CSE, data)
+        state = update_mixture(learner, state, r_CSE, data, key.of(step))
     return with_likelihood(state, data)
 
 
@@ -103,7 +102,7 @@ def with_losses(learner: Learner, state: State, data: Block) -> State:
 
 def with_likelihood(state: State, data: Block) -> State:
     """Return the state with the assignment and the likelihood that follow from its losses."""
-    joint_CSE = log_joint(state)
+    joint_CSE = log_joint(state.mixture_CS, state.losses_CSE)
     loss_CE = torch.where(data.present_CE, -joint_CSE.logsumexp(1), 0)
     return replace(
         state,
@@ -112,25 +111,11 @@ def with_likelihood(state: State, data: Block) -> State:
     )
 
 
-def log_joint(state: State) -> Tensor:
-    """Return log u_is - loss_s; a loss that is not a number explains nothing."""
-    losses_CSE = state.losses_CSE.double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return state.mixture_CS.log()[:, :, None] - losses_CSE
-
-
-def posterior(state: State, data: Block) -> Tensor:
-    """Return r_CSE ~ u_is p_s(y | x); 0 where there is no example."""
-    least = torch.finfo(torch.double).min  # where no cluster explains an example, all are alike
-    is_used_CS1 = (state.mixture_CS > 0)[:, :, None]
-    joint_CSE = torch.where(is_used_CS1, log_joint(state).clamp(min=least), -torch.inf)
-    return torch.where(data.present_CE[:, None], joint_CSE.softmax(1), 0.0)
-
-
-def shares(learner: Learner, r_CSE: Tensor, state: State, data: Block, key: Key) -> Tensor:
-    """Return u_is = mean of r plus a little, over the clusters that are in use."""
+def update_mixture(learner: Learner, state: State, r_CSE: Tensor, data: Block, key: Key) -> State:
+    """Set u_is to the mean of r_is plus a little, over the clusters that are in use."""
     mean_CS = learner.mean_shares(r_CSE, state.mixture_CS, data, key)
     more_CS = torch.where(state.mixture_CS > 0, mean_CS + LEAST_SHARE, 0.0)
-    return more_CS / more_CS.sum(1, keepdim=True)
+    return replace(state, mixture_CS=more_CS / more_CS.sum(1, keepdim=True))
 
 
 def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State:
@@ -145,4 +130,5 @@ def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State
 
 def likelihoods(learner: Learner, state: State, data: Block) -> Tensor:
     """Return log p_i(y | x) of every example."""
-    return log_joint(with_losses(learner, state, data)).logsumexp(1)
+    state = with_losses(learner, state, data)
+    return log_joint(state.mixture_CS, state.losses_CSE).logsumexp(1)

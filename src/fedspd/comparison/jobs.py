@@ -111,7 +111,7 @@ def list_jobs(
 
 
 def _used(job: Job, grid: Json) -> str:
-    """Return the same text for jobs that are the same run."""
+    """Return a text that is equal for jobs of the same run."""
     tree = as_dict(job.config)
     method = METHODS.get(job.config.method)
     unused = method.UNUSED_KEYS if method else ()

@@ -213,7 +213,7 @@ def _run(job: Job, folder: Path, machine: Machine, send: Callable[[Json], object
         workers=machine.workers,
         engine=machine.engine,
         address=machine.address,
-        callbacks=[Forward(job, send)],
+        callbacks=[EventSender(job, send)],
         progress=False,
     )
 
@@ -239,7 +239,7 @@ def _run_in_parallel(
     callbacks: Sequence[Callback],
     share: Share,
 ) -> None:
-    """Run so many jobs at a time, with so many workers each."""
+    """Run `parallel` jobs at a time, with `workers` workers each."""
     queue = deque(chains)
     running: RunningJobs = {}
     try:
@@ -283,7 +283,7 @@ def _run_in_child(
         _run(job, folder, Machine(workers), connection.send)
 
 
-class Forward(Callback):
+class EventSender(Callback):
     """The callback that sends the fields that a live table needs, with the name of the run."""
 
     def __init__(self, job: Job, send: Callable[[Json], object]) -> None:

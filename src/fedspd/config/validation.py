@@ -19,7 +19,7 @@ from fedspd.core.algorithm import check_method_class
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.imports import load_object, options_table
 from fedspd.core.options import Options
-from fedspd.privacy.checks import check_method, private_options
+from fedspd.privacy.checks import check_private_method, private_options
 
 LARGEST_INTEGER = 2**63 - 1  # as in TOML
 DEFAULT_CLUSTERS = 2  # of a method that does not find their number
@@ -59,8 +59,8 @@ def _plain(value: Any, key: str = "") -> Any:
 def check_used(config: ExperimentConfig, methods: Sequence[str]) -> None:
     """Refuse options of methods that do not take part: they would change nothing.
 
-    It does not matter whether a file, the command line or Python gave them. Those at their default
-    are those of nobody. The config's own method takes part in everything.
+    It does not matter whether a file, the command line or Python gave them. Options at their
+    defaults do not count. The config's own method always takes part.
     """
     used = {options_table(method) for method in (*methods, config.method)}
     unused = {
@@ -122,7 +122,7 @@ def _protected(config: ExperimentConfig, tree: Mapping[str, Any]) -> ExperimentC
     config.privacy.check()
     if not config.privacy.is_on:
         return config
-    check_method(config.method, method_class(config))
+    check_private_method(config.method, method_class(config))
     if config.data.validation:
         raise ConfigError(
             f"data.validation = {config.data.validation:g}: not with privacy, since the choice of "

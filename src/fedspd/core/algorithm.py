@@ -17,7 +17,7 @@ from fedspd.core.errors import ConfigError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
-from fedspd.core.travel import Part
+from fedspd.core.travel import ModelPart
 
 State = TypeVar("State")
 Round = Generator[Exchange, Neighbourhood, State]
@@ -25,7 +25,7 @@ Round = Generator[Exchange, Neighbourhood, State]
 
 @dataclass(frozen=True)
 class Observation:
-    """The part of a state that metrics, events and exports may see. None: there is no such thing.
+    """The part of a state that metrics, events and exports may see. None: the method has none.
 
     loss_C          mean training loss of every client; NaN where none has been computed yet
     mixture_CS      share of every cluster in the client's examples
@@ -67,11 +67,11 @@ class Algorithm(ABC, Generic[State]):
 
     NEEDS_EXAMPLES: ClassVar[bool] = True  # whether a client needs an example for every cluster
     CHOOSES_CLUSTERS: ClassVar[bool] = False  # whether clusters = 0 lets the method find S
-    # What a client trains by, or sends, that depends on several of its examples at once, other than
-    # by `learner.train` and `learner.mean_shares`. None: there is no such thing.
+    # How a client combines several of its examples, to train or to send, other than by
+    # `learner.train` and `learner.mean_shares`. None: it does not.
     EXAMPLES_MEET: ClassVar[str | None] = "its rounds: its class does not set EXAMPLES_MEET"
     # What its vectors are: models, or the bodies and heads of learner.cut; the first one is shared.
-    EXCHANGES: ClassVar[tuple[Part, ...]] = ("model",)
+    EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model",)
     PART_EPOCHS: ClassVar[int | None] = None  # of a disjoint update; None: those of the round
     # Whether clusters, wants and notes follow from keys, the graph and other announcements alone.
     HAS_PUBLIC_ANNOUNCEMENTS: ClassVar[bool] = False
@@ -98,15 +98,15 @@ class Algorithm(ABC, Generic[State]):
         return self.cluster_limit
 
     def local_updates(self, round: int, rounds: int) -> int:
-        """Return how often a client trains in a round of so many: the calls of `learner.train`."""
+        """Return how often a client calls `learner.train` in this round of `rounds`."""
         return 1
 
     def disjoint_updates(self, round: int, rounds: int) -> int:
-        """Return how many of these are by `learner.train_parts`, on disjoint examples."""
+        """Return how many of these calls `learner.train_parts` makes, on disjoint examples."""
         return 0
 
     def shared_means(self, round: int) -> int:
-        """Return how often a client takes `learner.mean_shares` in a round."""
+        """Return how often a client calls `learner.mean_shares` in a round."""
         return 0
 
     def check_learner(self, learner: Learner) -> None:
@@ -117,14 +117,14 @@ class Algorithm(ABC, Generic[State]):
         return
 
     def check_network(self, clients: int, server: bool) -> None:
-        """Raise ConfigError if the method cannot train so many clients; by default it can.
+        """Raise ConfigError if the method cannot train this many clients; by default it can.
 
         `server` says whether they form a star. It is called before a run begins.
         """
         return
 
     def size_limit(self, learner: Learner) -> int:
-        """Return the most numbers of a vector that a client offers in a round, or shares.
+        """Return the length of the longest vector that a client offers in a round, or shares.
 
         Peers agree on it when their network is created, and refuse longer vectors.
         """
@@ -183,13 +183,14 @@ class Algorithm(ABC, Generic[State]):
         return None if model_CP is None else learner.as_module(model_CP[0])
 
     def warnings(self, rounds: int) -> list[str]:
-        """Return a sentence for each part of the method that a run of so many rounds leaves out."""
+        """Return a sentence for each part of the method that a run of these rounds leaves out."""
         return []
 
     def continuation_warnings(self, before: int, rounds: int, bodies: int) -> list[str]:
-        """Return how a run of `before` rounds that gets more differs from one that had them all.
+        """Return how a run that was extended from `before` to `rounds` rounds differs.
 
-        `bodies` is the number of bodies that its clusters have.
+        It is compared with a run of `rounds` rounds from the start. `bodies` is the number of
+        bodies that its clusters have.
         """
         return []
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedspd.core.keys import Key
 
 Augmentation = Literal["crop", "flip"]
-SHIFT = 8  # a crop moves an image by up to one part in so many of its size
+SHIFT = 8  # a crop shifts an image by up to 1 / SHIFT of its size
 
 
 def augment(x_NCHW: Tensor, kinds: Sequence[Augmentation], key: Key) -> Tensor:

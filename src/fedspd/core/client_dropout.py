@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 OTHER_RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
-Forward = Callable[[Any, Tensor], Tensor]  # of a dropout layer and its input
+LayerForward = Callable[[Any, Tensor], Tensor]  # of a dropout layer and its input
 
 
 class Call(NamedTuple):
@@ -60,7 +60,7 @@ class ClientDropout:
             yield
 
     @contextmanager
-    def _replaced(self, forward: Forward) -> Iterator[None]:
+    def _replaced(self, forward: LayerForward) -> Iterator[None]:
         for layer in self.layers:
             layer.forward = lambda x, layer=layer: forward(layer, x)
         try:
@@ -79,7 +79,7 @@ def draw_masks(
 
 
 def has_other_random_layers(module: nn.Module) -> bool:
-    """Return whether a layer draws numbers that no mask can stand for."""
+    """Return whether a layer draws numbers that no mask can replace."""
     return any(
         (isinstance(layer, OTHER_RANDOM_LAYERS) and type(layer) is not nn.Dropout)
         or (isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0)

@@ -16,7 +16,7 @@ from fedspd.core.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the head stands in the vector; models may have any axes before P."""
+    """The place of the head in the vector; models may have any axes before P."""
 
     start: int
     stop: int

@@ -22,7 +22,7 @@ from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.links import link_weights
 from fedspd.core.options import Options, split_names
 from fedspd.core.robust import MIN_VOICES, ROBUST, aggregate
-from fedspd.core.travel import Home, Part
+from fedspd.core.travel import Home, ModelPart
 
 MAX_ELEMENTS = 1 << 24  # that a robust mean holds in memory at a time
 CSR: TypeAlias = "sparse.csr_array[np.float64]"
@@ -81,7 +81,7 @@ class Exchange:
     want_CM: Tensor
     note_C: Tensor | None = None
     is_model: bool = True
-    part: Part = "model"
+    part: ModelPart = "model"
 
     @property
     def has_parameters(self) -> bool:
@@ -180,10 +180,7 @@ class Neighbourhood:
 
     def _own_offers(self, want_CM: Tensor) -> Tensor:
         """Return own_CM: which of its own offers has the wanted cluster; -1: none."""
-        row_of: dict[int, int] = {}
-        for row, sender in enumerate(self.sender_ids):
-            row_of.setdefault(int(sender), row)  # of a silent client, its own offer comes first
-        own_CM = torch.full(want_CM.shape, -1)
+        row_of, own_CM = self._first_rows(), torch.full(want_CM.shape, -1)
         for c, client in enumerate(self.clients):
             n = row_of.get(int(client))
             offered = [] if n is None else self.offers.cluster_CK[n].tolist()
@@ -192,16 +189,20 @@ class Neighbourhood:
                     own_CM[c, m] = offered.index(cluster)
         return own_CM
 
+    def _first_rows(self) -> dict[int, int]:
+        """Return each sender's first row: of a silent client, that of its own offer."""
+        return {int(sender): row for row, sender in reversed([*enumerate(self.sender_ids)])}
+
     def keep_home(self, model_CML: Tensor, own_CML: Tensor) -> Tensor:
-        """Return the models, with the numbers of own_CML where these do not travel."""
+        """Return the models with the parameters of own_CML that do not travel."""
         if self.home is None:
             return model_CML
         return torch.where(self.home.travels_L.to(model_CML.device), model_CML, own_CML)
 
     def travelling(self, model_CSP: Tensor) -> Tensor:
-        """Return the first parameters of models, those of them that travel, as received ones have.
+        """Return those parameters of models that travel, in the order of received models.
 
-        They may be cut short: any number of parameters, from the first one.
+        The models may end early: any number of parameters, from the first one.
         """
         if self.home is None:
             return model_CSP
@@ -217,17 +218,14 @@ class Neighbourhood:
         return self._keep_own(mean, want_CM) if self.rule in ROBUST else mean
 
     def _keep_own(self, mean: Mean, want_CM: Tensor) -> Mean:
-        """Return what all receive alike with the own model of clients that have too few others."""
-        offered_NK = self.offers.cluster_CK[torch.from_numpy(self.sender_H)]
-        row_of = {int(client): n for n, client in enumerate(self.sender_ids)}
-        for cluster in torch.unique(want_CM).tolist():
-            if cluster == NO_CLUSTER or int((offered_NK == cluster).sum()) >= MIN_VOICES:
-                continue
-            for c, m in (want_CM == cluster).nonzero().tolist():
-                n = row_of.get(int(self.clients[c]))
-                own_K = [] if n is None else self.offers.cluster_CK[n].tolist()
-                if n is not None and cluster in own_K:
-                    mean.model_CMP[c, m] = self.offers.model_CKP[n, own_K.index(cluster)]
+        """Return the common mean, or the client's own model where too few offer a cluster."""
+        offered_HK = self.offers.cluster_CK[torch.from_numpy(self.sender_H)]
+        cluster, voices = torch.unique(offered_HK, return_counts=True)
+        own_CM, row_of = self._own_offers(want_CM), self._first_rows()
+        is_kept_CM = torch.isin(want_CM, cluster[voices < MIN_VOICES]) & (own_CM >= 0)
+        for c, m in is_kept_CM.nonzero().tolist():
+            n = row_of[int(self.clients[c])]
+            mean.model_CMP[c, m] = self.offers.model_CKP[n, own_CM[c, m]]
         return mean
 
     def average_centers(self, centers_CSP: Tensor) -> Tensor:
@@ -242,10 +240,10 @@ class Neighbourhood:
         return torch.where(mean.received_CM[:, :, None], model_CSP, centers_CSP)
 
     def with_own(self, cluster_CS: Tensor, model_CSP: Tensor, weight_CS: Tensor) -> "Neighbourhood":
-        """Return the answer with models of each client's own, which it did not offer.
+        """Return the answer with further models of each client, which it did not offer.
 
-        In every mean they count as the client's own model; no other client sees them. The answer
-        is good for means alone.
+        In every mean they count as the client's own model; no other client sees them. Use the
+        result for means only.
         """
         (C, S), (N, K) = cluster_CS.shape, self.offers.cluster_CK.shape
         receiver_H, sender_H = self.receiver_H, self.sender_H
@@ -275,8 +273,7 @@ class Neighbourhood:
     def largest(self) -> Tensor:
         """Return each client's offer with the largest first number, its own included.
 
-        Of several such offers, the one with the least second number counts. One that is not made
-        counts last.
+        Ties go to the least second number. An offer that is not made comes last.
         """
         offer_NX = self.offers.model_CKP[:, 0]
         is_none_N = self.offers.cluster_CK[:, 0].cpu().numpy() == NO_CLUSTER

@@ -130,7 +130,7 @@ class FlatModule:
         return tensors
 
     def load(self, model_P: Tensor) -> None:
-        """Make the module this model."""
+        """Load a model into the module."""
         self.flat.copy_(model_P)
         for slot in self.buffer_slots:
             buffer = slot.owner._buffers[slot.attribute]
@@ -141,7 +141,7 @@ class FlatModule:
                 slot.owner._buffers[slot.attribute] = slot.view
 
     def store(self) -> Tensor:
-        """Return the module as a vector."""
+        """Return the module's model as a vector."""
         for slot in self.buffer_slots:
             buffer = slot.owner._buffers[slot.attribute]
             assert buffer is not None

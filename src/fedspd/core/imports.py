@@ -17,9 +17,9 @@ FROM_PYTHON = "from Python: "  # begins the name of data or a model that were pa
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import without the garbage collector, which would pass all modules again and again.
+    """Import without the garbage collector, which would scan all modules again and again.
 
-    That takes a quarter of an import of torch. Modules stay, so no later collection passes them
+    That takes a quarter of an import of torch. Modules stay, so no later collection scans them
     either. A process that has torch already is left alone: it may hold garbage.
     """
     if "torch" in sys.modules:

@@ -24,7 +24,7 @@ from fedspd.core.losses import cross_entropy as cross_entropy
 from fedspd.core.losses import squared_error as squared_error
 from fedspd.core.mechanism import Mechanism, Release
 from fedspd.core.precision import Precision, forward_precision, keep_slow_layers
-from fedspd.core.sgd import Descent, Optimizer, Scale
+from fedspd.core.sgd import Descent, Factor, Optimizer
 from fedspd.core.stacked import StackedTrainer
 from fedspd.core.training import TrainingOptions as TrainingOptions
 from fedspd.core.vmapped import VmapTrainer
@@ -50,7 +50,7 @@ class LocalUpdate(NamedTuple):
     examples: int = 0  # of the client, in all
     rows: Tensor | None = None  # which of them these are; None: all
 
-    def scale(self, rate: Scale) -> Scale:
+    def scale(self, rate: Factor) -> Factor:
         """Return the rate of every parameter, or one rate if they all have the same."""
         return rate if self.factor_W is None else rate * self.factor_W
 
@@ -99,7 +99,7 @@ class Learner(FlatModule):
         self.effort = Effort()
         modules = self.module.modules()
         self.norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        # By device and layers, never by a timing, which may come out otherwise next time.
+        # Device and layers decide, never a timing, which may differ next time.
         self.vmap_trainer = VmapTrainer.build(self)
         self.stacked_trainer = StackedTrainer.build(self)
 
@@ -226,8 +226,8 @@ class Learner(FlatModule):
     ) -> Iterator[Tensor]:
         """Yield every model_CP after training on its part of the examples, a table only_CE.
 
-        The options are those of `train`. No example is in two parts, so that it has one of these
-        local updates to pay for. Each is paid for before it is given out.
+        The options are those of `train`. No example is in two parts, so each has only one of these
+        local updates to pay for. A model is paid for before it is yielded.
         """
         assert int(torch.stack(list(parts)).sum(0).max()) <= 1, "the parts overlap"
         effort, before, mechanism = self.effort, self.effort.releases, self.mechanism
@@ -253,7 +253,7 @@ class Learner(FlatModule):
     def mean_shares(self, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key) -> Tensor:
         """Return share_CS, the mean over each client's examples of shares that sum to 1.
 
-        before_CS is what a mechanism may return that cannot afford a new mean; its zeros stay.
+        A mechanism that cannot afford a new mean may return before_CS, whose zeros stay.
         """
         if self.mechanism is not None:
             return self.mechanism.mean_shares(self, share_CSE, before_CS, data, key)

@@ -72,7 +72,7 @@ def traffic(
     cluster_NK: NDArray[np.int64],
     want_NM: NDArray[np.int64],
     model_bytes: int,
-    is_model: bool = True,
+    is_model: bool,
 ) -> Traffic:
     """Return what is sent where clients offer and want these clusters."""
     announcement = HEADER_BYTES + CLUSTER_ID_BYTES * (cluster_NK.shape[1] + want_NM.shape[1])

@@ -56,7 +56,7 @@ class Mechanism(ABC):
     def part_cost(
         self, parts: Sequence[Sequence[Release]], own: Sequence[Release]
     ) -> list[Release]:
-        """Return what a local update costs beside those of a client's other, disjoint parts."""
+        """Return what a local update adds to the cost of those on other, disjoint examples."""
 
     @abstractmethod
     def own_key(self, key: Key) -> Key:

@@ -138,10 +138,10 @@ class CenterMoments:
 
 
 def switched_clients(table_NSD: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the clients that name the clusters otherwise than the network as a whole.
+    """Return the clients that label the clusters differently from the rest of the network.
 
     Such a client tells the distributions apart (90 % right, and better than with one cluster), but
-    by other labels. A client of one distribution has nothing to tell apart.
+    under other labels. A client of one distribution has nothing to tell apart.
     """
     if table_NSD.shape[1] < 2 or table_NSD.shape[2] < 2:
         return np.zeros(0, np.int64)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Scale = float | Tensor  # one number, [G, 1], or one number for every parameter
+Factor = float | Tensor  # one number, [G, 1], or one number for every parameter
 Tables = list[Tensor]
 OptimizerName = Literal["sgd", "adamw"]
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW, as in torch.optim.AdamW
@@ -36,7 +36,7 @@ class Optimizer:
 
 
 class Descent:
-    """The steps of a local update: trained parameters, where their gradient stands, and memory.
+    """The steps of a local update: trained parameters, their gradient and the optimiser's memory.
 
     velocity   the momentum of SGD, or the first moments of AdamW; the gradient's own tables if
                passes add to them
@@ -90,7 +90,7 @@ class Descent:
             for table, new in zip(getattr(self, name), getattr(own, name), strict=True):
                 table[rows] = new
 
-    def step(self, rates: list[Scale], anchors: Tables, pull: Scale = 0.0) -> None:
+    def step(self, rates: list[Factor], anchors: Tables, pull: Factor = 0.0) -> None:
         """Take one step in place, with the learning rates of each table.
 
         Anchors add pull/2 ||weights - anchors||^2 to the loss; there may be none.
@@ -111,7 +111,7 @@ class Descent:
             descend(weights, velocity, rates[number], weight_decay=decay, anchor=anchor, pull=pull)
 
     def _step_adamw(
-        self, number: int, weights: Tensor, rate: Scale, anchor: Tensor | None, pull: Scale
+        self, number: int, weights: Tensor, rate: Factor, anchor: Tensor | None, pull: Factor
     ) -> None:
         gradient, first, second = self.gradient[number], self.velocity[number], self.second[number]
         if anchor is not None:
@@ -125,7 +125,7 @@ class Descent:
         weights.sub_(rate * (first / short) / (second.sqrt().div_(root).add_(EPSILON)))
 
 
-def clip_gradient(gradient: Tables, rates: list[Scale], clip: float) -> None:
+def clip_gradient(gradient: Tables, rates: list[Factor], clip: float) -> None:
     """Scale every client's gradient down to the norm `clip`; what is not trained does not count."""
     square: Tensor | None = None
     for table, rate in zip(gradient, rates, strict=True):
@@ -141,11 +141,11 @@ def clip_gradient(gradient: Tables, rates: list[Scale], clip: float) -> None:
 def descend(
     weights: Tensor,
     velocity: Tensor,
-    rate: Scale,
+    rate: Factor,
     *,
     weight_decay: float,
-    anchor: Tensor | None = None,
-    pull: Scale = 0.0,
+    anchor: Tensor | None,
+    pull: Factor,
 ) -> None:
     """Add the gradient of the penalties to the velocity, and take a step along it, in place.
 
@@ -158,7 +158,7 @@ def descend(
     _add_scaled(weights, velocity, -rate)
 
 
-def _add_scaled(target: Tensor, vector: Tensor, scale: Scale) -> None:
+def _add_scaled(target: Tensor, vector: Tensor, scale: Factor) -> None:
     if isinstance(scale, Tensor):
         target.add_(scale * vector)
     else:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspd.core.keys import Key
-from fedspd.core.sgd import Descent, Optimizer, Scale, Tables
+from fedspd.core.sgd import Descent, Factor, Optimizer, Tables
 from fedspd.core.stacked_layers import (
     Pass,
     StackedDropout,
@@ -294,7 +294,7 @@ class Workspace:
         self.descent.reset()
 
     def epoch(self, counts: list[int]) -> Epoch:
-        """Return the plan of an epoch for clients with so many examples."""
+        """Return the plan of an epoch for clients with these numbers of examples."""
         if self._epoch is None or self._epoch.counts != counts:
             self.nbytes -= self._epoch.nbytes if self._epoch is not None else 0
             batch, dtype = self.trainer.learner.training.batch, self.weights[0].dtype
@@ -387,7 +387,7 @@ class _Group:
         factor_W = self.update.factor_W
         self.factor = None if factor_W is None else layout.pack(factor_W[None].to(model_GP))
         self.anchor: Tables = []
-        self.pull: Scale = 0.0
+        self.pull: Factor = 0.0
         anchors = [update.anchor_W for update in updates if update.anchor_W is not None]
         if anchors:
             self.anchor = layout.pack(torch.stack(anchors).to(model_GP))

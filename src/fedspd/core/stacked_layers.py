@@ -2,7 +2,7 @@
 
 A product has the same bits for every client, with any others in the stack, as long as the stack
 holds at least two clients and every client's values begin at a multiple of 64 bytes. So tensors
-stand in slabs: each client's values, then a gap up to the next multiple of `ALIGNMENT` values. The
+lie in slabs: each client's values, then a gap up to the next multiple of `ALIGNMENT` values. The
 gap also keeps the last values of a client out of another kernel's tail.
 
 Shapes: G clients, B examples of a batch, I inputs and O outputs of a layer, H inputs of the heads,
@@ -42,7 +42,7 @@ class Pass:
     velocity: list[Tensor | None]  # of the trained slots: they add up the gradient
     momentum: float
     masks: list[Tensor]  # of every dropout layer, [G, B, ...]
-    is_pair: bool  # whether there is but one client, and the spare row
+    is_pair: bool  # whether there is only one client, and the spare row
     is_last: bool = False  # whether no product follows the layer that is bound
 
 

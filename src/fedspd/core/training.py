@@ -10,11 +10,6 @@ from fedspd.core.options import Options
 from fedspd.core.sgd import Optimizer, OptimizerName
 
 DEFAULT_RATES: dict[OptimizerName, float] = {"sgd": 0.05, "adamw": 0.001}
-ONLY_FOR = {  # option -> the key and the value that it needs
-    "momentum": ("optimizer", "sgd"),
-    "decay": ("schedule", "step"),
-    "decay_every": ("schedule", "step"),
-}
 
 
 class TrainingOptions(Options):
@@ -95,16 +90,12 @@ class TrainingOptions(Options):
 
     def check(self) -> None:
         """Refuse options of another optimiser or schedule: they would change nothing."""
-        for name, (key, owner) in ONLY_FOR.items():
-            value, chosen = getattr(self, name), getattr(self, key)
-            if chosen != owner and value != type(self).model_fields[name].default:
-                raise ConfigError(
-                    f"training.{name} = {value}: an option of training.{key} = '{owner}' only, and "
-                    f"training.{key} = '{chosen}'. Leave it out."
-                )
+        self.refuse_unused("training.optimizer", self.optimizer, {"momentum": ["sgd"]})
+        users = {"decay": ["step"], "decay_every": ["step"]}
+        self.refuse_unused("training.schedule", self.schedule, users)
 
     def over(self, rounds: int) -> "TrainingOptions":
-        """Return the options for a run of so many rounds."""
+        """Return the options for a run of this many rounds."""
         own = self.model_copy(update={"lr": self.first_rate})
         own._rounds = rounds
         return own

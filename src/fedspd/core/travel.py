@@ -17,7 +17,7 @@ from torch import Tensor
 from fedspd.core.errors import ConfigError, nearest
 from fedspd.core.flat_module import FlatModule, TensorSlot
 
-Part = Literal["model", "body", "head"]  # what the vectors of an exchange are
+ModelPart = Literal["model", "body", "head"]  # what the vectors of an exchange are
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Travel:
             )
         return cls(travels_P, only is not None)
 
-    def of_part(self, learner: FlatModule, part: Part, length: int) -> Tensor | None:
+    def of_part(self, learner: FlatModule, part: ModelPart, length: int) -> Tensor | None:
         """Return travels_L of a vector of this part; numbers after it always travel.
 
         None: all of the vector travels, or it is not such a part.
@@ -63,7 +63,7 @@ class Travel:
             return None
         return torch.cat([travels_P, torch.ones(length - len(travels_P), dtype=torch.bool)])
 
-    def check(self, learner: FlatModule, method: str, parts: Sequence[Part]) -> None:
+    def check(self, learner: FlatModule, method: str, parts: Sequence[ModelPart]) -> None:
         """Refuse a choice of modules with which a method has nothing to send, or not enough."""
         if not self.is_chosen:
             return

@@ -187,7 +187,7 @@ class VmapTrainer:
 
 @contextmanager
 def _random_code_as_sentence() -> Iterator[None]:
-    """Refuse a model that draws numbers by itself: they would depend on the clients beside it."""
+    """Refuse a model whose code draws random numbers: they would depend on other clients."""
     try:
         yield
     except RuntimeError as error:

@@ -23,7 +23,7 @@ from fedspd.data.sources import Examples, Owners, Source
 CHANNELS = (1, 3, 4)
 MAX_DENSE_BYTES = 4 << 30  # of a sparse matrix
 MIN_TRAIN, MIN_TEST = 2, 1  # examples of a client
-BRIGHT = 250  # at least so bright is the brightest pixel of many images
+BRIGHT = 250  # the brightest pixel of many images is at least this bright
 FEW = 1000  # examples to look at
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedspd.core.errors import DataError
 
 Task = Literal["auto", "classes", "regression"]
-LIKELY_CLASSES = 20  # at most so many different integers as floating-point numbers are classes
+LIKELY_CLASSES = 20  # up to this many different integers, given as floats, are read as classes
 MIN_PER_CLASS = 2  # examples on average; with fewer, labels are hardly classes
 MAX_SHOWN = 5
 

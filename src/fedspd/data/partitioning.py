@@ -40,9 +40,10 @@ MIXTURE_OPTIONS: dict[str, tuple[MixtureName, ...]] = {
     "swap": ("permutation",),
     "alpha": ("dirichlet",),
     "shards": ("shards",),
+    "second": ("pair",),
 }
 ONE_DISTRIBUTION = ("dirichlet", "shards", "iid", "given")  # mixtures without populations
-NOT_OF_GIVEN = ("examples", "test_examples", "imbalance")  # the clients have what they have
+NOT_OF_GIVEN = ("examples", "test_examples", "imbalance")  # fixed by the data
 # Left out of the description if not set, so that partitions from before keep their hash.
 UNDESCRIBED_UNLESS_SET = ("populations", "rotations", "swap")
 READING = {"name", "second", "inputs", "target", "client", "augment", "validation"}
@@ -61,8 +62,9 @@ def federate(
     The last `newcomers` of the clients join after training.
     """
     sources = [source] if second is None else [source, second]
-    options = options.model_copy(update={"mixture": options.mixture or default_mixture(sources)})
-    _check_mixture_options(options)
+    mixture_name = options.mixture or default_mixture(sources)
+    options = options.model_copy(update={"mixture": mixture_name})
+    _check_mixture_options(options, mixture_name)
     _check_sources(options, clients, sources)
     key = key.of("mixture")
     if options.mixture == "given":
@@ -255,35 +257,20 @@ def assign(mixture: Mixture, count_CK: Counts, pools: Sequence[Pool], key: Key) 
 # --- checks ---
 
 
-def _check_mixture_options(options: DataOptions) -> None:
-    for name, mixtures in MIXTURE_OPTIONS.items():
-        value = getattr(options, name)
-        if value != DataOptions.model_fields[name].default and options.mixture not in mixtures:
-            raise _only_for(f"data.{name} = {value}", mixtures, options)
-    for name in NOT_OF_GIVEN if options.mixture == "given" else ():
+def _check_mixture_options(options: DataOptions, mixture: MixtureName) -> None:
+    options.refuse_unused("data.mixture", mixture, MIXTURE_OPTIONS)
+    options.refuse_unused("data.shares", options.shares, {"populations": ["pure"]})
+    for name in NOT_OF_GIVEN if mixture == "given" else ():
         if (value := getattr(options, name)) != DataOptions.model_fields[name].default:
             raise ConfigError(
                 f"data.{name} = {value}: the data have clients of their own, with the examples "
                 "that they have. Leave it out, or set data.mixture to partition all examples again."
             )
-    if options.shares in ("pure", "dirichlet") and options.mixture in ONE_DISTRIBUTION:
+    if options.shares in ("pure", "dirichlet") and mixture in ONE_DISTRIBUTION:
         raise ConfigError(
-            f"data.shares = '{options.shares}': data.mixture = '{options.mixture}' has only one "
+            f"data.shares = '{options.shares}': data.mixture = '{mixture}' has only one "
             "distribution. Leave it out."
         )
-    if options.populations is not None and options.shares != "pure":
-        raise ConfigError(
-            f"data.populations = {options.populations}: an option of data.shares = 'pure' only, "
-            f"and data.shares = '{options.shares}'. Set data.shares = 'pure', or leave it out."
-        )
-
-
-def _only_for(given: str, mixtures: Sequence[str], options: DataOptions) -> ConfigError:
-    names = " or ".join(f"'{mixture}'" for mixture in mixtures)
-    return ConfigError(
-        f"{given}: an option of data.mixture = {names} only, and data.mixture = "
-        f"'{options.mixture}'. Leave it out."
-    )
 
 
 def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]) -> None:
@@ -292,8 +279,6 @@ def _check_sources(options: DataOptions, clients: int, sources: Sequence[Source]
             "data.mixture = 'pair': data.second is missing; expected a second dataset, such as "
             "'mnist'."
         )
-    if options.mixture != "pair" and len(sources) == 2:
-        raise _only_for(f"data.second = '{sources[1].name}'", ["pair"], options)
     _check_given(options, clients, sources[0])
     available = sum(len(source.train.y) for source in sources)
     if clients > available:

@@ -20,7 +20,7 @@ class StopRun(Exception):
 
 
 class Callback:
-    """Base class of callbacks: override the methods that you need, the others do nothing.
+    """Base class of callbacks: override the methods that you need; the others do nothing.
 
     Methods are called in the process that called `fedspd.run`, in the order of the list. The event
     is a dictionary, as in events.jsonl; do not change it. `StopRun` in `on_round` ends the run with

@@ -51,7 +51,7 @@ def about(experiment: Experiment) -> Json:
 
 
 def hashes(experiment: Experiment) -> dict[str, str]:
-    """Return the hashes of data and model, which the config alone does not tell."""
+    """Return the hashes of data and model, which do not follow from the config alone."""
     return {
         "data": experiment.federation.description["hash"],
         "model": model_hash(experiment.plan.learner),

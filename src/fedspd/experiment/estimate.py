@@ -267,7 +267,7 @@ def _run_idle_rounds(plan: Plan, graph: Graph, rounds: int, connection: Connecti
 
 
 def _resize(graph: Graph, clients: int) -> Graph:
-    """Return a graph of so many clients, with the same average degree."""
+    """Return a graph of this many clients, with the same average degree."""
     reach = round(float(graph.degree.mean()) / 2)
     if graph.is_complete or 2 * reach >= clients:
         return Graph.complete(clients, graph.rule, graph.server)

@@ -3,13 +3,14 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspd.config import ExperimentConfig, method_options, validate
+from fedspd.config import ExperimentConfig, method_class, method_options
+from fedspd.core.imports import options_table
 from fedspd.core.metrics import (
     ALL_METRICS,
     ERRORS,
@@ -115,18 +116,19 @@ def divergence_advice(config: ExperimentConfig) -> str:
 
     Without such a rate it is the learning rate.
     """
-    method = {f"{config.method}.{key}": value for key, value in method_options(config).items()}
-    training = {f"training.{key}": value for key, value in dict(config.training).items()}
-    defaults = validate({"method": config.method}) if ":" not in config.method else None
-    usual = dict(getattr(defaults, config.method)) if defaults else {}
-    usual = {f"{config.method}.{key}": value for key, value in usual.items()}
-    usual |= {f"training.{key}": value for key, value in dict(type(config.training)()).items()}
+    training, method = config.training, method_class(config)
+    own = {field.name: field.default for field in fields(method) if field.default is not MISSING}
+    tables = (
+        ("training", dict(training), dict(type(training)())),
+        (options_table(config.method), method_options(config), own),
+    )
     raised = [
-        key.removesuffix("_")
-        for key, value in {**training, **method}.items()
-        if RATE.search(key) and isinstance(value, float) and value > (usual.get(key) or 0.0)
+        f"{table}.{key.removesuffix('_')}"
+        for table, options, defaults in tables
+        for key, value in options.items()
+        if RATE.search(key) and isinstance(value, float) and value > (defaults.get(key) or 0.0)
     ]
-    if config.training.weight_decay * config.training.first_rate > 1:  # a step overshoots zero
+    if training.weight_decay * training.first_rate > 1:  # a step overshoots zero
         raised.append("training.weight_decay")
     return f"try a smaller {' or '.join(raised or ['training.lr'])}."
 
@@ -158,7 +160,7 @@ def _cluster_alarms(table_CSD: NDArray[np.int64]) -> list[str]:
     if len(switched := switched_clients(table_CSD)):
         found.append(
             f"Labels are switched at clients {listed(switched)}: "
-            "they name the clusters unlike the rest."
+            "they label clusters differently from the rest."
         )
     return found
 
@@ -258,7 +260,7 @@ def _privacy(last: Json) -> Json:
 
 
 class _Totals:
-    """What a run sent, computed and took in all."""
+    """The totals of a run: models, bytes, gradient steps and seconds."""
 
     def __init__(self) -> None:
         self.rounds = self.models_sent = self.steps = 0

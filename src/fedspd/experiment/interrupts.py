@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the round of a run for a moment, so that nothing is lost.
+"""Ctrl-C and SIGTERM: let the round in progress end, so that nothing is lost.
 
 Python loses an exception that a handler raises in a hook of a fork, a finaliser or the garbage
 collector: it only prints it. A library may lose one while it is imported. A signal is therefore
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Whether the run was asked to stop; the round in progress then has a moment to end.
 
-    Without rounds to lose, after the moment, or at the second signal, it stops at once.
+    It stops at once if no round would be lost, when the moment is over, or at a second signal.
     """
 
     def __init__(self) -> None:

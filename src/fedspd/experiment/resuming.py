@@ -15,11 +15,11 @@ from fedspd.experiment.build import Experiment
 from fedspd.experiment.documents import hashes
 from fedspd.storage.run_folder import RESTORE, RunFolder
 
-MORE = {"rounds", "patience"}  # what a run may be given more of
+MORE = {"rounds", "patience"}  # the keys of which a run may be given more
 
 
 def resumed_config(folder: Path, given: ExperimentConfig | None) -> ExperimentConfig:
-    """Return the config in the folder, or the given one if only its rounds are more."""
+    """Return the config in the folder, or the given one if it only extends the run."""
     RunFolder.open(folder)
     stored = load(folder / "config.toml")
     if given is None:

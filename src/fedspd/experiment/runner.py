@@ -183,7 +183,7 @@ class _Training:
         start |= {"alarms": found} if found else {}
         if (budget := build_budget(config)) is not None:
             start["privacy"] = describe(budget)
-        done, losses = Progress(-1), 0
+        done, losses = RunPosition(-1), 0
         while True:
             try:
                 before, done = done, self._restore()
@@ -201,14 +201,14 @@ class _Training:
                     ) from None
                 start["alarms"] = [f"{error}: the run goes on from its last checkpoint."]
 
-    def _restore(self) -> "Progress":
+    def _restore(self) -> "RunPosition":
         """Load the last checkpoint; return how far it is."""
         latest = self.run_folder.latest()
         if latest is None:
             self.run_folder.rewind(0)
             self.engine.begin()
             self._restore_ledger()
-            return Progress(0)
+            return RunPosition(0)
         folder, content = latest
         if content.get("data", self._data_hash) != self._data_hash:
             raise StorageError(f"'{folder}': the checkpoint of another run. {RESTORE}")
@@ -218,7 +218,7 @@ class _Training:
         if self.best is not None:
             self.best.restore(content["best"])
         is_final = content.get("is_final", content["round"] > self.experiment.config.rounds)
-        return Progress(int(content["round"]), is_final, content.get("stopped"))
+        return RunPosition(int(content["round"]), is_final, content.get("stopped"))
 
     @property
     def _data_hash(self) -> str:
@@ -229,7 +229,7 @@ class _Training:
             self.ledger.restore(self.run_folder.events())
             self.engine.restore_accounts(self.ledger.releases, self.ledger.silent)
 
-    def _complete_from(self, done: "Progress") -> None:
+    def _complete_from(self, done: "RunPosition") -> None:
         if not done.is_final:
             self._run_final_phase(self._run_rounds(done))
         if not (self.run_folder.folder / "result.json").exists():
@@ -237,14 +237,14 @@ class _Training:
             result = summary(self.run_folder, self.engine.digests(), names)
             self.run_folder.write("result.json", result)
 
-    def _run_rounds(self, done: "Progress") -> "Progress":
+    def _run_rounds(self, done: "RunPosition") -> "RunPosition":
         """Run the rounds after `done`, with checkpoints as often as their cost allows."""
         rounds = self.experiment.config.rounds
         saved_at, cost = time.perf_counter(), 0.0
         while done.round < rounds and done.stopped is None:
             event = self._run_round(done.round + 1)
             stopped = notify(self.callbacks, event) or self._stop_reason(event)
-            done = Progress(done.round + 1, stopped=stopped)
+            done = RunPosition(done.round + 1, stopped=stopped)
             self.interrupts.has_unsaved_rounds = True
             now, is_interrupted = time.perf_counter(), self.interrupts.is_requested
             is_last = done.round == rounds or done.stopped is not None or is_interrupted
@@ -276,7 +276,7 @@ class _Training:
             event["edges"] = graph.edges().tolist()  # topology.json has those of round 1 alone
         return event
 
-    def _run_final_phase(self, done: "Progress") -> None:
+    def _run_final_phase(self, done: "RunPosition") -> None:
         """Finish from the best round's states, if rounds were compared, and else the last one's."""
         config = self.experiment.config
         t, about = done.round + 1, Json()
@@ -293,10 +293,10 @@ class _Training:
             self.ledger.silent if self.ledger else ()
         )
         notify(self.callbacks, {**event, "event": "final", **about})
-        self._save(Progress(t, is_final=True, stopped=done.stopped))
+        self._save(RunPosition(t, is_final=True, stopped=done.stopped))
 
     def _warnings(self) -> list[str]:
-        """Return what to know of the method and the data before trusting the scores."""
+        """Return what a reader of the scores should know about the method and the data."""
         plan, config = self.experiment.plan, self.experiment.config
         found = [*self.experiment.federation.notes, *plan.algorithm.warnings(config.rounds)]
         if earlier := self.run_folder.read("run.json").get("continued_from", []):
@@ -310,7 +310,7 @@ class _Training:
         return found
 
     def _newcomers(self, t: int) -> Json:
-        """Return the scores, the traffic and the edges of the newcomers, and what they know."""
+        """Return the newcomers' scores, traffic and edges, and with privacy what they received."""
         plan, key = self.experiment.newcomers, Key(self.experiment.config.seed)
         assert plan is not None
         graph = attach_newcomers(self.experiment.topology.at(t - 1), plan.clients, key)
@@ -322,7 +322,7 @@ class _Training:
             about["privacy"] = newcomers_privacy(self.ledger, graph, offers)
         return about
 
-    def _save(self, done: "Progress") -> None:
+    def _save(self, done: "RunPosition") -> None:
         best = {} if self.best is None else {"best": self.best.as_json()}
         content = {**dataclasses.asdict(done), "data": self._data_hash, **best}
         kept = 2 if done.is_final else 1  # further rounds start before the final phase
@@ -332,7 +332,7 @@ class _Training:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunPosition:
     """How far a run is."""
 
     round: int  # done; the final phase counts as one more

@@ -15,7 +15,7 @@ from fedspd.storage.run_folder import RunFolder
 
 
 def rounds_key(config: ExperimentConfig) -> str | None:
-    """Return the same text for configs with the same rounds; None: no other run has them.
+    """Return a text that is equal for configs with the same rounds; None: no run shares them.
 
     The noise of a private run follows from its whole training, so it shares nothing.
     """
@@ -26,12 +26,6 @@ def rounds_key(config: ExperimentConfig) -> str | None:
     for option in method.FINAL_OPTIONS:
         tree[config.method].pop(option, None)
     return json.dumps(tree, sort_keys=True)
-
-
-def have_same_rounds(one: ExperimentConfig, other: ExperimentConfig) -> bool:
-    """Return whether one config can take the rounds of the other: the final phase may differ."""
-    key = rounds_key(one)
-    return key is not None and key == rounds_key(other)
 
 
 def can_lend(folder: Path, device: str) -> bool:

@@ -19,7 +19,7 @@ def add_privacy(
 ) -> None:
     """Add a round to the ledger, and to its event what it released and who stopped sending.
 
-    is_public   whether announcements follow from public things alone
+    is_public   whether announcements follow from public information alone
     """
     was_silent = set(ledger.silent)
     about = report.releases, report.traffic, graph, is_public, report.silent, was_silent

@@ -72,6 +72,6 @@ class BestRound:
         return {"round": self.round, "loss": self.loss if math.isfinite(self.loss) else None}
 
     def restore(self, content: Json) -> None:
-        """Take what a checkpoint says."""
+        """Restore the best round from a checkpoint."""
         self.round = content["round"]
         self.loss = math.inf if content["loss"] is None else content["loss"]

@@ -46,13 +46,8 @@ def _check_options(options: ModelOptions, name: str) -> None:
             f"model.name = '{name}': unknown model; {nearest(name, MODELS)} "
             "A custom model is 'module:function'."
         )
-    for option, owner in (("small", "cifar-cnn"), ("norm", "cifar-cnn"), ("hidden", "mlp")):
-        value = getattr(options, option)
-        if value != ModelOptions.model_fields[option].default and name != owner:
-            raise ConfigError(
-                f"model.{option} = {str(value).lower()}: an option of '{owner}' only, and "
-                f"model.name = '{name}'. Leave it out."
-            )
+    users = {"small": ["cifar-cnn"], "norm": ["cifar-cnn"], "hidden": ["mlp"]}
+    options.refuse_unused("model.name", name, users)
 
 
 def _custom_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:

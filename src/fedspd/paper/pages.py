@@ -1,7 +1,5 @@
 """Write the report of an experiment: Markdown, CSV, LaTeX, HTML, JSON and figures."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,11 +13,10 @@ from fedspd.paper.definition import without_labels
 from fedspd.paper.drawing import draw_figures
 from fedspd.paper.records import Records
 from fedspd.paper.table import Gap, PaperTable, TableCell, to_json
-from fedspd.reporting.html import render_figure
+from fedspd.reporting.html import render_document, render_figure, render_list, render_table
 from fedspd.reporting.run_figures import save_figures
-from fedspd.reporting.style import STYLE
-from fedspd.reporting.tables import latex_table
-from fedspd.storage.atomic import Json, disk_errors
+from fedspd.reporting.tables import csv_table, latex_table, markdown_table
+from fedspd.storage.atomic import disk_errors
 from fedspd.storage.run_folder import RunFolder
 
 HEAD = ("", "", "seeds", "paper", "ours", "difference", "verdict")
@@ -158,16 +155,10 @@ def _about_numbers(table: PaperTable) -> str:
 def to_markdown(table: PaperTable) -> str:
     """Return the table and its notes, without a heading."""
     head, rows = arranged_head(table), arranged_rows(table)
-    parts = [_about_numbers(table), markdown_table(head, rows)]
+    parts = [_about_numbers(table), "\n".join(markdown_table(head, rows))]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 # ---- CSV and LaTeX
@@ -175,16 +166,7 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def to_csv(table: PaperTable) -> str:
     """Return a line for every value."""
-    return csv_lines(to_json(table)["cells"])
-
-
-def csv_lines(cells: Sequence[Json]) -> str:
-    """Return a line for each of these objects with the same fields."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    return text.getvalue()
+    return csv_table(to_json(table)["cells"])
 
 
 def to_latex(table: PaperTable) -> str:
@@ -206,19 +188,15 @@ def to_html(table: PaperTable, figures: Mapping[str, Figure]) -> str:
         html_table(arranged_head(table), arranged_rows(table)),
         f"<p class=note>{escape(LEGEND)}</p>",
         html_figures(figures, captions),
-        _html_list(table.notes),
+        render_list(map(escape, table.notes)),
     ]
     return html_page(own.title, body, own.leaves_open)
 
 
 def html_page(title: str, body: Sequence[str], leaves_open: Sequence[str]) -> str:
     """Return the page with this body, which ends with what the paper leaves open."""
-    head, content = escape(title), "\n".join(body)
-    choices = f"<h2>What the paper leaves open, and our choice</h2>\n{_html_list(leaves_open)}"
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{head}</title>"
-        f"<style>{STYLE}</style><main><h1>{head}</h1>\n{content}\n{choices}</main></html>\n"
-    )
+    heading = "<h2>What the paper leaves open, and our choice</h2>"
+    return render_document(title, [*body, heading, render_list(map(escape, leaves_open))])
 
 
 def html_figures(figures: Mapping[str, Figure], captions: Mapping[str, str]) -> str:
@@ -229,18 +207,9 @@ def html_figures(figures: Mapping[str, Figure], captions: Mapping[str, str]) -> 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of HTML, whose first two columns are names."""
-    heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "\n".join(f"<tr>{_html_cells(row)}</tr>" for row in rows)
-    return (
-        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>\n{lines}</tbody></table>"
-        "</div>"
-    )
-
-
-def _html_cells(row: Sequence[str]) -> str:
-    names = "".join(f"<td class=name>{escape(cell)}</td>" for cell in row[:2])
-    return names + "".join(f"<td>{escape(cell)}</td>" for cell in row[2:])
-
-
-def _html_list(items: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    kinds = [" class=name"] * 2 + [""] * (len(head) - 2)
+    cells = [
+        [f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
+        for row in rows
+    ]
+    return render_table([f"<th>{escape(name)}</th>" for name in head], cells)

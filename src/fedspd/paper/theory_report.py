@@ -26,7 +26,7 @@ from fedspd.paper.theory import (
 )
 from fedspd.reporting.figure_style import add_legend, make_panels, tint
 from fedspd.reporting.run_figures import save_figures
-from fedspd.reporting.tables import latex_table
+from fedspd.reporting.tables import csv_table, latex_table, markdown_table
 from fedspd.storage.atomic import Json, disk_errors, read_json, write_atomically
 from fedspd.storage.run_folder import RunFolder
 
@@ -303,7 +303,7 @@ def table_rows(series: Sequence[Json]) -> list[list[str]]:
 
 def to_markdown(series: Sequence[Json], rows: Sequence[Sequence[str]] | None = None) -> str:
     """Return what the paper says, our findings as a list, and the table."""
-    table = pages.markdown_table(HEAD, table_rows(series) if rows is None else rows)
+    table = "\n".join(markdown_table(HEAD, table_rows(series) if rows is None else rows))
     found = "\n".join(f"- {sentence}" for sentence in findings(series))
     return "\n\n".join([_lead(), found, table, LEGEND]) + "\n"
 
@@ -333,7 +333,7 @@ def write_theory(out: Path, scale: ScaleName, series: Sequence[Json]) -> Path:
     save_figures(figures, folder / "figures")
     report = RunFolder(folder)
     report.write("report.md", f"# {describe_theory()['title']}\n\n{to_markdown(series)}")
-    report.write("report.csv", pages.csv_lines([{k: s[k] for k in FIELDS} for s in series]))
+    report.write("report.csv", csv_table([{k: s[k] for k in FIELDS} for s in series]))
     report.write("report.tex", latex_table("llrrrrrrr", HEAD, table_rows(series)))
     report.write("report.html", to_html(series, figures))
     report.write("report.json", {"series": list(series), "findings": findings(series)})

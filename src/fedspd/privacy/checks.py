@@ -25,7 +25,7 @@ def private_options(
     return {option: needed.value for option, needed in method.PRIVATE_OPTIONS.items()}
 
 
-def check_method(name: str, method: type[AnyAlgorithm]) -> None:
+def check_private_method(name: str, method: type[AnyAlgorithm]) -> None:
     """Refuse a method that sends something unpaid; a custom one must say itself that it does not.
 
     A class that is derived from FedAvg may send what FedAvg does not.
@@ -61,13 +61,20 @@ def check_model(learner: Learner, x: Tensor) -> None:
         )
 
 
+def _has_final_phase(method: type[AnyAlgorithm], options: Mapping[str, Any]) -> bool:
+    """Return whether `finish` trains; FINAL_OPTIONS say so of the class that they stand in."""
+    owner = next(one for one in method.__mro__ if "finish" in vars(one))
+    epochs = vars(owner).get("FINAL_OPTIONS", ())[:1]
+    return owner is not Algorithm and all(options[option] for option in epochs)
+
+
 def describe_export(
     method: type[AnyAlgorithm],
     options: Mapping[str, Any],
     privacy: PrivacyOptions,
     *,
-    is_scaled: bool = False,
-    is_silent: bool = False,
+    is_scaled: bool,
+    is_silent: bool,
 ) -> str:
     """Return what an exported personal model contains, for a person who may give it away.
 
@@ -75,7 +82,7 @@ def describe_export(
     is_silent   whether the client has trained on beyond its budget, and sent nothing of it
     """
     reason = None
-    if options.get("final_epochs", options.get("finetune", 0)):
+    if _has_final_phase(method, options):
         reason = "the final phase has trained it on its examples without noise"
     elif is_silent:
         reason = "it was trained on after its budget was spent"

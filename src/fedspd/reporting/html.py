@@ -44,10 +44,9 @@ def render_page(
     by_point: Mapping[str, Mapping[str, Figure]],
 ) -> str:
     """Return the page with the common figures and, of a large sweep, those of each point."""
-    title = escape(_title(comparison))
-    body = "\n".join(
+    return render_document(
+        _title(comparison),
         [
-            f"<h1>{title}</h1>",
             f"<p class=lead>{escape(_lead(comparison))}</p>",
             _render_remarks(comparison),
             _render_main_table(comparison),
@@ -66,8 +65,13 @@ def render_page(
             _render_setup(comparison),
             "<h2>Commands</h2>",
             _render_commands(comparison.runs),
-        ]
+        ],
     )
+
+
+def render_document(title: str, body: Iterable[str]) -> str:
+    """Return a page without scripts or network access, with its title as the heading."""
+    title, content = escape(title), "\n".join(body)
     head = (
         "<meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
@@ -75,7 +79,7 @@ def render_page(
     )
     return (
         f"<!doctype html>\n<html lang=en><head>{head}</head>\n"
-        f"<body><main>\n{body}\n</main></body></html>\n"
+        f"<body><main>\n<h1>{title}</h1>\n{content}\n</main></body></html>\n"
     )
 
 
@@ -124,10 +128,11 @@ def _render_remarks(comparison: Comparison) -> str:
     remarks = [escape(remark) for remark in [*comparison.notes, *comparison.alarms]]
     if not remarks:
         return ""
-    return f"<aside><strong>Please note</strong>{_render_list(remarks)}</aside>"
+    return f"<aside><strong>Please note</strong>{render_list(remarks)}</aside>"
 
 
-def _render_list(items: Iterable[str]) -> str:
+def render_list(items: Iterable[str]) -> str:
+    """Return a list of items that are HTML already."""
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 
@@ -138,7 +143,7 @@ def _render_details(title: str, content: str) -> str:
 # ---- tables
 
 
-def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are HTML already."""
     body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     table = f"<thead><tr>{''.join(head)}</tr></thead><tbody>\n{body}\n</tbody>"
@@ -150,7 +155,7 @@ def _render_main_table(comparison: Comparison) -> str:
     where = " at each point" if len(comparison.shared_points) > 1 else ""
     note = f"<p class=note>The best value of each column{where} is marked.</p>"
     meanings = [f"<b>{escape(c.title)}</b>: {escape(c.meaning)}" for c in shown]
-    legend = _render_details("Meaning of the columns", _render_list(meanings))
+    legend = _render_details("Meaning of the columns", render_list(meanings))
     return _render_columns(comparison, shown) + note + legend
 
 
@@ -181,7 +186,7 @@ def _render_columns(comparison: Comparison, shown: Sequence[Column]) -> str:
                 *(_render_cell(comparison, row, column) for column in shown),
             ]
         )
-    return _render_table([*names, *titles], rows)
+    return render_table([*names, *titles], rows)
 
 
 def _render_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
@@ -218,7 +223,7 @@ def _render_client_table(comparison: Comparison) -> str:
                     *(f"<td>{comparison.score.text(score)}</td>" for score in cells),
                 ]
             )
-    return _render_table([f"<th>{escape(name)}</th>" for name in names], rows)
+    return render_table([f"<th>{escape(name)}</th>" for name in names], rows)
 
 
 def _render_class_table(comparison: Comparison) -> str:
@@ -235,7 +240,7 @@ def _render_class_table(comparison: Comparison) -> str:
     ]
     heads = ["<th class=name>class</th>"]
     heads += [f"<th>{escape(row.label)}</th>" for row in comparison.rows]
-    details = _render_details("Test accuracy of every class (%)", _render_table(heads, rows))
+    details = _render_details("Test accuracy of every class (%)", render_table(heads, rows))
     return f"<h2>Classes</h2>{details}"
 
 
@@ -280,7 +285,7 @@ def _render_setup(comparison: Comparison) -> str:
         for name, text in facts.items()
     ]
     shared = f"<pre>{escape(_shared_settings(comparison))}</pre>"
-    return _render_table([], rows) + _render_details("Settings of all runs", shared)
+    return render_table([], rows) + _render_details("Settings of all runs", shared)
 
 
 def _axis_values(comparison: Comparison, axis: str) -> Iterable[str]:

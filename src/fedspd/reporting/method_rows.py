@@ -20,11 +20,11 @@ from fedspd.storage.history import COSTS, reach
 
 ALONE = "local"  # the method without any exchange
 TARGET_SHARE = 0.95  # of the best score, if no target is given
-Line = list[tuple[Any, Interval]]  # values of an axis, each with its score
+ScoreLine = list[tuple[Any, Interval]]  # values of an axis, each with its score
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScoreCurve:
     """The main score by round, and what it had cost, over the rounds that every seed evaluated."""
 
     rounds: list[int]
@@ -79,7 +79,7 @@ class MethodRow:
     steps: float
     steps_ratio: float  # to one local update by every client in every round
     seconds: float
-    curve: Curve
+    curve: ScoreCurve
     clients: list[list[float | None]]  # score by seed and client
 
     @property
@@ -307,7 +307,7 @@ def _average(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _average_curve(runs: list[Run], name: str) -> Curve:
+def _average_curve(runs: list[Run], name: str) -> ScoreCurve:
     histories = [{e["round"]: e for e in run.history if e["event"] == "round"} for run in runs]
     rounds = [round for round in histories[0] if all(round in history for history in histories)]
     by_round = [[history[round] for history in histories] for round in rounds]
@@ -316,15 +316,15 @@ def _average_curve(runs: list[Run], name: str) -> Curve:
         [_average([entry[cost] for entry in seeds]) for seeds in by_round]
         for cost in ("bytes", "seconds", "steps")
     )
-    return Curve(rounds, scores, *sums)
+    return ScoreCurve(rounds, scores, *sums)
 
 
-def score_along(comparison: Comparison, axis: str) -> dict[str, dict[str, Line]]:
+def score_along(comparison: Comparison, axis: str) -> dict[str, dict[str, ScoreLine]]:
     """Return the score by value of this axis: panel -> label -> line.
 
     The shared point on the other axes is the panel; the method and its own options are the label.
     """
-    panels: dict[str, dict[str, Line]] = {}
+    panels: dict[str, dict[str, ScoreLine]] = {}
     for row in comparison.rows:
         if axis in row.point:
             rest = {key: value for key, value in row.point.items() if key != axis}

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedspd.core.metrics import relabelling
 from fedspd.core.scores import Score, main_score
 from fedspd.reporting import figure_files, figures, network_figure
-from fedspd.reporting.method_rows import Comparison, Line, MethodRow, score_along
+from fedspd.reporting.method_rows import Comparison, MethodRow, ScoreLine, score_along
 from fedspd.reporting.points import canonical_json, format_label, format_point
 from fedspd.reporting.statistics import Interval
 from fedspd.storage.atomic import Json
@@ -174,7 +174,7 @@ def _rows_at(comparison: Comparison, point: Json) -> dict[str, MethodRow]:
     return rows
 
 
-def _drawable_panels(panels: dict[str, dict[str, Line]]) -> dict[str, dict[str, figures.Line]]:
+def _drawable_panels(panels: dict[str, dict[str, ScoreLine]]) -> dict[str, dict[str, figures.Line]]:
     """Return the panels without unknown scores, and without what is empty then."""
     drawable: dict[str, dict[str, figures.Line]] = {}
     for title, lines in panels.items():

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedspd.core.scores import OTHER_SCORES, RMSE
@@ -40,25 +40,27 @@ def class_names(comparison: Comparison) -> list[str]:
 
 
 def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
-    names = [*comparison.shared_axes, "method"]
-    rows = [[*names, *(column.title for column in columns)]]
-    rows.append(["---"] * len(names) + ["---:"] * len(columns))
+    head = [*comparison.shared_axes, "method", *(column.title for column in columns)]
+    rows = []
     for row in comparison.rows:
         cells = [_markdown_cell(comparison, row, column) for column in columns]
         rows.append([*point_cells(comparison, row), row.name, *cells])
-    return _markdown_lines(rows)
+    return markdown_table(head, rows, len(columns))
 
 
 def _markdown_classes(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    rows = [["class", *(row.label for row in comparison.rows)]]
-    rows.append(["---", *["---:"] * len(comparison.rows)])
-    for name in names:
-        rows.append([name, *(format_percent(row.classes.get(name)) for row in comparison.rows)])
-    return _markdown_lines(rows)
+    found = [row.classes for row in comparison.rows]
+    rows = [[name, *(format_percent(each.get(name)) for each in found)] for name in names]
+    return markdown_table(["class", *(row.label for row in comparison.rows)], rows, len(found))
 
 
-def _markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows]
+def markdown_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0
+) -> list[str]:
+    """Return the lines of a table, whose last columns are numbers."""
+    rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
+    lines = [head, rule, *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]
 
 
 def _markdown_cell(comparison: Comparison, row: MethodRow, column: Column) -> str:
@@ -109,8 +111,12 @@ def _latex(text: str) -> str:
 
 def to_csv(comparison: Comparison) -> str:
     """Return one row per run."""
+    return csv_table([_csv_row(run, comparison) for run in comparison.runs])
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same fields, below the names of these."""
     text = io.StringIO()
-    rows = [_csv_row(run, comparison) for run in comparison.runs]
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

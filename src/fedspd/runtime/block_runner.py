@@ -26,7 +26,7 @@ from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.ledger import NO_CLUSTER
 from fedspd.core.mechanism import Release
 from fedspd.core.metrics import TRAINING_ACCURACY, CenterMoments, score
-from fedspd.core.travel import Home, Part
+from fedspd.core.travel import Home, ModelPart
 from fedspd.privacy.accounts import Accounts
 from fedspd.runtime.announcements import Announcements
 from fedspd.runtime.measures import Measures
@@ -95,7 +95,7 @@ class BlockRunner:
         return announced
 
     def place_first_offer(self, announced: Announcements) -> None:
-        """Take the models of a round's first exchange: all earlier ones have been received."""
+        """Place the models of a round's first exchange: nobody reads earlier ones any more."""
 
     def advance(self, neighbourhood: Neighbourhood | None = None) -> Announcements | None:
         """Answer the exchange and run the round up to its next one; None: the round is over."""
@@ -146,14 +146,14 @@ class BlockRunner:
         self._exchange = offered
 
     @property
-    def _shared_part(self) -> Part:
+    def _shared_part(self) -> ModelPart:
         """What the vectors of `share` are."""
         return next(iter(self.plan.algorithm.EXCHANGES), "model")
 
     def blank_share(self) -> tuple[Exchange, Home | None]:
-        """Return a newcomer's own part: it offers nothing, and wants all that the method shares.
+        """Return a newcomer's exchange: it offers nothing, and wants all that the method shares.
 
-        Beside it stands what stays at home of such vectors.
+        With it comes the part of such vectors that stays at home.
         """
         plan = self.plan
         state = plan.algorithm.begin(plan.learner, plan.train, plan.key)

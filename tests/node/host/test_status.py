@@ -212,14 +212,9 @@ def test_status_tells_a_suspended_node_from_a_stopped_one(
     assert second == "a: not running, round 0"
 
 
-def test_status_ignores_another_node_at_the_port(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [STATUS, [], None, "node", 7])
+def test_status_ignores_another_node_or_service_at_the_port(tmp_path: Path, content: Any) -> None:
     RunFolder(tmp_path).begin({"node": "z"})
-    assert serve(STATUS, tmp_path, lambda port: read_status(tmp_path))["running"] is False
-
-
-@pytest.mark.parametrize("content", [[], None, "node", 7])
-def test_status_ignores_another_service_at_the_port(tmp_path: Path, content: Any) -> None:
-    RunFolder(tmp_path).begin({"node": "a"})
     assert serve(content, tmp_path, lambda port: read_status(tmp_path))["running"] is False
 
 
