@@ -228,10 +228,14 @@ class ExchangeProtocol:
         def ends_at(name: str) -> float:
             return started + self.detector.patience(name)
 
-        def is_awaited(name: str) -> bool:
-            return is_pending(name) and self.clock() < ends_at(name)
+        awaited = {name for name in receiving if self._is_expected(name, exchange_id)}
 
-        awaited = [name for name in receiving if self._is_expected(name, exchange_id)]
+        # one that is down or ahead when the exchange begins, and then is not, costs time as well
+        def is_awaited(name: str) -> bool:
+            if is_found := is_pending(name) and self.clock() < ends_at(name):
+                awaited.add(name)
+            return is_found
+
         await self.wait_until(
             lambda: self.clock() >= self._give_up_at or not any(map(is_awaited, receiving)),
             self.timeouts.max_deadline,
