@@ -205,6 +205,8 @@ class ExchangeProtocol:
         self.current, self.offers[exchange_id] = exchange_id, exchange
         for oldest in sorted(self.offers)[:-OFFERED_EXCHANGES]:
             del self.offers[oldest]
+        if exchange_id.number == 0:
+            self.detector.begin_round()
         neighbours, started = self.detector.neighbours, self.clock()
         rule = self.context.rule
         announcement = build_announcement(exchange_id, exchange, len(neighbours), rule)
