@@ -4,11 +4,13 @@ They run on the in-memory transport, beside honest peers of the same process. A 
 peer says; its own training stays honest, so that it always knows what would be true.
 """
 
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
+from fedspd.core.errors import RejectedError
 from fedspd.node.identity.manifest import Manifest
 from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.protocol import ExchangeProtocol
@@ -65,6 +67,52 @@ class SendsModels(Lie):
         largest = torch.finfo(truth.model_KP.dtype).max / 2
         model_KP = (self.factor * truth.model_KP.double()).clamp(-largest, largest)
         return Offer(truth.clusters, model_KP.to(truth.model_KP))
+
+
+class OffersNothing(Lie):
+    """Announces models and never sends them."""
+
+    def offer(self, network: "InsiderNetwork", to: str, request: Request, truth: Offer) -> Offer:
+        """Refuse."""
+        raise RejectedError("not now.")
+
+
+class SaysAnything(Lie):
+    """Says anything that its neighbours can decode, and some of what they cannot."""
+
+    def __init__(self, rounds: int, seed: int = 0) -> None:
+        self.rounds, self.random = rounds, random.Random(seed)
+        self.announced: list[Announcement] = []
+
+    def hello(self, truth: Hello) -> Hello:
+        """Return a heartbeat from any round."""
+        return replace(truth, round=self.random.randint(0, self.rounds + 1))
+
+    def announcement(self, to: str, truth: Announcement) -> Announcement:
+        """Return an earlier announcement, or one with false numbers."""
+        choose = self.random.choice
+        self.announced.append(truth)
+        if self.random.random() < 0.2:
+            return choose(self.announced)
+        is_elsewhere = self.random.random() < 0.2
+        return replace(
+            truth,
+            round=min(truth.round + is_elsewhere * choose([0, 0, 1]), self.rounds),
+            exchange=choose([0, 1]) if is_elsewhere else truth.exchange,
+            degree=choose([truth.degree, 0, 2**31 - 1]),
+            note=choose([truth.note, 0, -(2**63), 2**63 - 1, self.random.randint(0, 2**55)]),
+            weights=tuple(choose([weight, 0.0, 1e-300, 1e308]) for weight in truth.weights),
+            clusters=tuple(choose([cluster, -1]) for cluster in truth.clusters),
+        )
+
+    def offer(self, network: "InsiderNetwork", to: str, request: Request, truth: Offer) -> Offer:
+        """Return models that are wrong, of another size, or not finite."""
+        model_KP = self.random.choice([-5.0, 0.0, 1.0, 9.9, 1e6, 3e7]) * truth.model_KP
+        if self.random.random() < 0.2:
+            model_KP[self.random.randrange(len(model_KP))] = torch.nan
+        if self.random.random() < 0.2:
+            model_KP = model_KP[:, 1:]
+        return Offer(truth.clusters[:: self.random.choice([1, -1])], model_KP)
 
 
 class InsiderNetwork(MemoryNetwork):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from chaos.insiders import InsiderTransport
 from fedspd.core.exchange import Exchange, Neighbourhood
+from fedspd.core.ledger import NO_CLUSTER
 from fedspd.node.peer.answers import Answer
 from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.peer import Peer
@@ -99,9 +100,10 @@ class Witness:
             for sender, answer in answers.items():
                 self._check_answer(name, peer.protocol.current, sender, answer)
             found = build(exchange, answers)
-            offers = [exchange.model_CKP[0], *(each.offer.model_KP for each in answers.values())]
-            counted = {_digest(model_KP) for model_KP in found.offers.model_CKP}
-            if not counted <= {_digest(each.to(exchange.model_CKP)) for each in offers}:
+            sent = [_offered(exchange)[0], *(each.offer.model_KP for each in answers.values())]
+            known = {_digest(each.to(exchange.model_CKP)) for each in sent}
+            counted = {_digest(model_KP) for model_KP in _offered(found.offers) if len(model_KP)}
+            if not counted <= known:
                 self.problems.append(f"{name} averages what nobody sent")
             return found
 
@@ -151,6 +153,12 @@ class Witness:
             return done
 
         journal.restore = check  # type: ignore[method-assign]
+
+
+def _offered(exchange: Exchange) -> list[Tensor]:
+    """Return the models of each sender that are of a cluster; the others count in no mean."""
+    rows = zip(exchange.model_CKP, exchange.cluster_CK, strict=True)
+    return [model_KP[cluster_K != NO_CLUSTER] for model_KP, cluster_K in rows]
 
 
 def _digest(model_KP: Tensor) -> str:

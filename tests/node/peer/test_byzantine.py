@@ -5,6 +5,8 @@ The peers use the in-memory transport, which encodes and checks every message as
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from fedspd.experiment.build import build_experiment
 from fedspd.node.identity.manifest import Manifest, Member
 from fedspd.node.peer.context import NodeContext
 from fedspd.node.peer.journal import Journal
-from fedspd.node.peer.liveness import MAX_MISSED_DEADLINES, Timeouts
+from fedspd.node.peer.liveness import MAX_MISSED_DEADLINES, MIN_REFUND_SECONDS, Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.wire.memory import MemoryNetwork
 from fedspd.node.wire.messages import Announcement, Hello, Offer, Request
@@ -119,8 +121,10 @@ def run_with(byzantine: Byzantine, folder: Path) -> tuple[list[Peer], float]:
     async def run() -> float:
         attack = asyncio.create_task(byzantine.run(network))
         await asyncio.gather(*(peer.run() for peer in honest))
+        seconds = asyncio.get_running_loop().time()
         attack.cancel()
-        return asyncio.get_running_loop().time()
+        await asyncio.gather(attack, return_exceptions=True)
+        return seconds
 
     return honest, run_instantly(run())
 
@@ -180,6 +184,62 @@ def test_honest_peers_soon_stop_waiting_for_one_that_refuses_announcements(
 ) -> None:
     honest, seconds = run_with(Deaf(announce, offer_constant(0.0)), tmp_path)
     assert seconds <= MAX_SECONDS
+    for peer in honest:
+        assert len(round_events(peer)) == ROUNDS
+
+
+class Surprising(Byzantine):
+    """A node that seems to be done when a round begins, then takes part, and answers late."""
+
+    LATE_SECONDS = 2.5  # within every deadline
+
+    def __init__(self) -> None:
+        super().__init__(announce, offer_constant(0.0))
+        self.says = dict.fromkeys(("n0", "n1"), ROUNDS + 1)
+        self.answers: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    def handle_hello(self, sender: str, hello: Hello) -> Hello:
+        return Hello(self.manifest.agreement, self.says[sender], "host:7002")
+
+    def handle_announcement(self, sender: str, announcement: Announcement) -> None:
+        key = sender, announcement.round
+        if key not in self.answers:
+            self.answers[key] = asyncio.create_task(self.answer(*key))
+
+    async def answer(self, name: str, round: int) -> None:
+        await self.greet(name, round)
+        await asyncio.sleep(self.LATE_SECONDS)
+        await self.greet(name, ROUNDS + 1)
+        with suppress(TransportError):
+            await self.transport.announce(name, announce(round), 1)
+
+    async def greet(self, name: str, round: int) -> None:
+        self.says[name] = round
+        with suppress(TransportError):
+            await self.transport.hello(name, self.handle_hello(name, Hello("", 0, "")), 1)
+
+    async def run(self, network: MemoryNetwork) -> None:
+        self.transport = network.transport(self.manifest, "n2")
+        await self.transport.start(self)
+        try:
+            while True:
+                for name in ("n0", "n1"):
+                    await self.greet(name, self.says[name])
+                await asyncio.sleep(0.1)
+        finally:
+            for task in self.answers.values():
+                task.cancel()
+            await asyncio.gather(*self.answers.values(), return_exceptions=True)
+
+
+def test_neighbour_pays_for_a_wait_that_it_was_not_expected_to_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = 8.0
+    monkeypatch.setitem(globals(), "TIMEOUTS", replace(TIMEOUTS, budget=budget))
+    honest, seconds = run_with(Surprising(), tmp_path)
+    assert seconds <= budget + ROUNDS * MIN_REFUND_SECONDS + Surprising.LATE_SECONDS
+    assert "neighbour slowed the network: node=n2" in caplog.text
     for peer in honest:
         assert len(round_events(peer)) == ROUNDS
 

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import os
-import random
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from chaos.insiders import InsiderNetwork, Lie, SaysRound, SendsModels
+from chaos.insiders import InsiderNetwork, Lie, SaysAnything, SaysRound, SendsModels
 from chaos.virtual_time import run_instantly
 from fedspd.config import validate
 from fedspd.core.errors import NodeError, RejectedError, StorageError, UnreachableError
@@ -139,43 +138,6 @@ def test_link_that_works_one_way_delays_nobody(tmp_path: Path) -> None:
             assert [event["round"] for event in events] == [1, 2, 3, 4, 5, 6]
             waited = sum(event["seconds"]["waiting"] for event in events)
             assert waited <= brief.down_after  # until one of them counts as down
-
-
-class SaysAnything(Lie):
-    """Says anything that its neighbours can decode, and some of what they cannot."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.random = rounds, random.Random(0)
-        self.announced: list[Announcement] = []
-
-    def hello(self, truth: Hello) -> Hello:
-        return replace(truth, round=self.random.randint(0, self.rounds + 1))
-
-    def announcement(self, to: str, truth: Announcement) -> Announcement:
-        choose = self.random.choice
-        self.announced.append(truth)
-        if self.random.random() < 0.2:
-            return choose(self.announced)
-        ids = {
-            "round": min(truth.round + choose([0, 0, 1]), self.rounds),
-            "exchange": choose([0, 1]),
-        }
-        return replace(
-            truth,
-            **ids if self.random.random() < 0.2 else {},
-            degree=choose([truth.degree, 0, 2**31 - 1]),
-            note=choose([truth.note, 0, -(2**63), 2**63 - 1, self.random.randint(0, 2**55)]),
-            weights=tuple(choose([weight, 0.0, 1e-300, 1e308]) for weight in truth.weights),
-            clusters=tuple(choose([cluster, -1]) for cluster in truth.clusters),
-        )
-
-    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
-        model_KP = self.random.choice([-5.0, 0.0, 1.0, 9.9, 1e6, 3e7]) * truth.model_KP
-        if self.random.random() < 0.2:
-            model_KP[self.random.randrange(len(model_KP))] = torch.nan
-        if self.random.random() < 0.2:
-            model_KP = model_KP[:, 1:]
-        return Offer(truth.clusters[:: self.random.choice([1, -1])], model_KP)
 
 
 @pytest.mark.parametrize(

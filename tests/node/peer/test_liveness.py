@@ -1,5 +1,6 @@
 """The failure detector and the clocks, with a clock that the test sets."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -154,6 +155,24 @@ def test_detector_stops_waiting_for_a_straggler_until_it_responds_in_time(
     assert not detector.is_awaited("a")
     respond(detector, "a", 3.0)
     assert detector.is_awaited("a")
+
+
+def test_detector_waits_for_a_straggler_again_after_more_and_more_rounds(
+    detector: FailureDetector,
+) -> None:
+    """In every round that it waits for it, the neighbour misses the deadline."""
+    respond(detector, "a", 2.0)
+    awaited = []
+    for round in range(1, 300):
+        detector.begin_round()
+        if detector.is_awaited("a"):
+            awaited.append(round)
+            detector.record_missed_deadline("a", round)
+    gaps = [later - earlier for earlier, later in pairwise(awaited)]
+    assert gaps == [1, 1, 4, 8, 16, 32, 64, 64, 64]
+    respond(detector, "a", 2.0)
+    detector.record_missed_deadline("a", 300)
+    assert detector.is_awaited("a")  # it has three deadlines again
 
 
 def test_neighbour_that_only_greets_costs_its_budget_once(detector: FailureDetector) -> None:

@@ -188,6 +188,36 @@ def test_peers_wait_for_a_slow_neighbour(tmp_path: Path) -> None:
     assert plant.hashes() == simulate(plant.experiment)
 
 
+def test_peer_that_missed_deadlines_for_a_while_is_heard_again(tmp_path: Path) -> None:
+    """Its messages always take a little longer, so it is never in time unless it is awaited."""
+    is_late = False
+
+    async def slow_down(sender: str, receiver: str, method: Any) -> None:
+        if is_late and sender == "n0" and method == "Announce":
+            raise UnreachableError("the link is full.")
+        await asyncio.sleep(0.02 if "n0" in (sender, receiver) else 0.01)
+
+    config = build_config("fedavg", rounds=100, model={"name": "linear"}, training={"epochs": 1})
+    plant = Plant(config, tmp_path, slow_down)
+
+    async def fill_a_link() -> int:
+        nonlocal is_late
+        tasks = [asyncio.create_task(plant.run(i)) for i in range(5)]
+        await wait_for_round(plant, 1, 3)
+        is_late = True
+        await wait_for_round(plant, 1, 10)  # with several deadlines that n0 has missed
+        is_late = False
+        over = max(plant.rounds(1))
+        await asyncio.gather(*tasks)
+        return over
+
+    over = run_instantly(fill_a_link())
+    for neighbour in (1, 4):
+        rounds = [event for event in plant.events(neighbour) if event["event"] == "round"]
+        assert not any("n0" in event["received"] for event in rounds[5:over])
+        assert all("n0" in event["received"] for event in rounds[over + 20 :])
+
+
 def test_peer_that_returns_to_its_only_live_neighbour_skips_to_its_round(tmp_path: Path) -> None:
     """Its other neighbour is gone for good.
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from chaos.faulty_network import MOMENTS, CrashError, FaultyNetwork, crash_next_commit
-from chaos.insiders import InsiderNetwork, Lie, SaysRound, SendsModels
+from chaos.insiders import Lie, OffersNothing, SaysAnything, SaysRound, SendsModels
 from chaos.virtual_time import virtual_time
 from chaos.witness import Witness
 from fedspd.algorithms.fedavg import FedAvg
-from fedspd.core.errors import RejectedError
 from fedspd.core.exchange import Exchange
 from fedspd.core.graph import Graph
 from fedspd.node.peer import answers
@@ -55,16 +55,9 @@ END_SECONDS = 900.0  # in which every honest node must finish
 node = st.integers(0, N - 1)
 
 
-class OffersNothing(Lie):
-    """Announces models and never sends them."""
-
-    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
-        raise RejectedError("not now.")
-
-
 LIES: list[Lie] = [
     Lie(), SaysRound(ROUNDS + 1), SaysRound(2**31 - 1), SendsModels(-5.0), SendsModels(1e30),
-    OffersNothing(),
+    OffersNothing(), SaysAnything(ROUNDS),
 ]  # fmt: skip
 
 
@@ -83,7 +76,7 @@ class Network(RuleBasedStateMachine):
 
     @initialize(lie=st.sampled_from(LIES))
     def start(self, lie: Lie) -> None:
-        self.network = FaultyNetwork(LIAR, lie, TRAVEL_SECONDS)
+        self.network = FaultyNetwork(LIAR, deepcopy(lie), TRAVEL_SECONDS)
         for i in range(N):
             self.restart(i)
 
@@ -287,6 +280,20 @@ def test_example_a_node_crashes_in_the_middle_and_returns() -> None:
         network.restart(0)
     finally:
         network.teardown()
+
+
+def test_example_a_liar_says_anything_while_nodes_crash_and_messages_are_doubled() -> None:
+    play(
+        SaysAnything(ROUNDS),
+        ("disturb", (1, 2, "doubled")),
+        ("delay", (0, 1, 1.5)),
+        ("pass_time", (7.0,)),
+        ("crash", (2,)),
+        ("pass_time", (1.0,)),
+        ("restart", (2,)),
+        ("cut_power", (1.0,)),
+        ("pass_time", (30.0,)),
+    )
 
 
 def test_example_a_link_is_lost_one_way_and_a_node_restarts() -> None:

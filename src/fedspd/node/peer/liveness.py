@@ -14,7 +14,8 @@ from statistics import median
 log = logging.getLogger("fedspd.node")
 
 RESPONSES_KEPT = 8  # response times of a neighbour that the deadline adapts to
-MAX_MISSED_DEADLINES = 3  # in a row, after which a node no longer waits for a straggler
+MAX_MISSED_DEADLINES = 3  # in a row, after which a neighbour is a straggler
+MIN_REST_ROUNDS, MAX_REST_ROUNDS = 4, 64  # until a node waits for a straggler again
 MIN_REFUND_SECONDS = 1.0  # of a budget, in every round
 MAX_PACE_RATIO = 10  # how much faster than this node its neighbours may be
 MIN_ROUND_SECONDS = 0.001
@@ -64,6 +65,7 @@ class Neighbour:
     last_reached: float | None = None  # time of the last call to it that succeeded
     missed_deadlines: int = 0  # in a row, at most one in a round
     missed_round: int = 0  # the last round in which it missed a deadline
+    rest_rounds: int = 0  # until the node waits for it again, as a straggler
     response_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RESPONSES_KEPT))
     budget_seconds: float = 0.0  # that are left
     waited_seconds: float = 0.0  # beyond the others, in all
@@ -162,14 +164,28 @@ class FailureDetector:
 
     def record_response(self, name: str, seconds: float) -> None:
         """Note that a neighbour answered in time, and how long it took."""
-        self.neighbours[name].missed_deadlines = 0
-        self.neighbours[name].response_seconds.append(seconds)
+        neighbour = self.neighbours[name]
+        neighbour.missed_deadlines = neighbour.rest_rounds = 0
+        neighbour.response_seconds.append(seconds)
 
     def record_missed_deadline(self, name: str, round: int) -> None:
-        """Note that a neighbour did not answer in time; this does not raise the next deadline."""
+        """Note that a neighbour did not answer in time; this does not raise the next deadline.
+
+        A straggler rests for more and more rounds. Where nobody waits for it, it may be a little
+        late for ever, so the node then waits for it again.
+        """
         neighbour = self.neighbours[name]
-        neighbour.missed_deadlines += neighbour.missed_round != round
+        if neighbour.missed_round == round:
+            return
+        neighbour.missed_deadlines += 1
         neighbour.missed_round = round
+        if (excess := neighbour.missed_deadlines - MAX_MISSED_DEADLINES) >= 0:
+            neighbour.rest_rounds = min(MIN_REST_ROUNDS * 2**excess, MAX_REST_ROUNDS)
+
+    def begin_round(self) -> None:
+        """Note that a round begins, which brings the next wait for a straggler nearer."""
+        for neighbour in self.neighbours.values():
+            neighbour.rest_rounds = max(0, neighbour.rest_rounds - 1)
 
     def charge(self, seconds: Mapping[str, float], is_new_round: bool = True) -> None:
         """Charge each neighbour for the wait beyond the usual one of an exchange.
@@ -215,10 +231,10 @@ class FailureDetector:
         return self.clock() - contact >= self.timeouts.heartbeat_interval
 
     def is_awaited(self, name: str) -> bool:
-        """Return whether an exchange waits for a neighbour: it is alive and not a straggler."""
+        """Return whether an exchange waits for a neighbour: it is alive and does not rest."""
         neighbour = self.neighbours[name]
         has_time = neighbour.budget_seconds > 0
-        return self.is_alive(name) and has_time and not _is_straggler(neighbour)
+        return self.is_alive(name) and has_time and not neighbour.rest_rounds
 
     def deadline(self) -> float:
         """Return the seconds that an exchange may take, by the neighbours' usual responses.

@@ -205,6 +205,8 @@ class ExchangeProtocol:
         self.current, self.offers[exchange_id] = exchange_id, exchange
         for oldest in sorted(self.offers)[:-OFFERED_EXCHANGES]:
             del self.offers[oldest]
+        if exchange_id.number == 0:
+            self.detector.begin_round()
         neighbours, started = self.detector.neighbours, self.clock()
         rule = self.context.rule
         announcement = build_announcement(exchange_id, exchange, len(neighbours), rule)
@@ -228,10 +230,14 @@ class ExchangeProtocol:
         def ends_at(name: str) -> float:
             return started + self.detector.patience(name)
 
-        def is_awaited(name: str) -> bool:
-            return is_pending(name) and self.clock() < ends_at(name)
+        awaited = {name for name in receiving if self._is_expected(name, exchange_id)}
 
-        awaited = [name for name in receiving if self._is_expected(name, exchange_id)]
+        # one that is down or ahead when the exchange begins, and then is not, costs time as well
+        def is_awaited(name: str) -> bool:
+            if is_found := is_pending(name) and self.clock() < ends_at(name):
+                awaited.add(name)
+            return is_found
+
         await self.wait_until(
             lambda: self.clock() >= self._give_up_at or not any(map(is_awaited, receiving)),
             self.timeouts.max_deadline,
