@@ -59,6 +59,29 @@ def test_newcomer_joins_with_any_method(tmp_path: Path, method: str) -> None:
     assert plant.has_finished(5)
 
 
+def test_newcomer_gets_only_what_travels(tmp_path: Path) -> None:
+    """The hidden layer of the neighbours stays at home, also from a newcomer."""
+    model, exchange = {"name": "mlp", "hidden": 8}, {"only": ["3"]}
+    plant = Plant(build_config("fedavg", rounds=20, model=model, exchange=exchange), tmp_path)
+    sizes: list[int] = []
+
+    def note_sizes() -> None:
+        for i in range(3):
+            protocol = plant.peers[i].protocol
+            honest = protocol._offer_to_newcomer
+
+            def offer(*about: Any, honest: Callable[..., Offer] = honest) -> Offer:
+                offered = honest(*about)
+                sizes.append(offered.model_KP.shape[1])
+                return offered
+
+            protocol._offer_to_newcomer = offer  # type: ignore[method-assign]
+
+    run_instantly(run_with_newcomer(plant, note_sizes))
+    assert sizes == [8 * 10 + 10] * 3
+    assert plant.has_finished(5)
+
+
 def test_newcomer_ignores_a_neighbour_that_offers_too_few_clusters(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

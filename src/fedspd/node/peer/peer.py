@@ -284,7 +284,7 @@ class Peer:
                 "Start it again when a neighbour is up."
             )
         # beyond the model there may be checksums, of any size
-        size = self.runner.plan.learner.size
+        size = self.runner.plan.travelling_size
         is_outsized = find_outsized([offer.model_KP[:, :size] for offer in offers.values()])
         good = {
             name: offers[name] for name, bad in zip(offers, is_outsized, strict=True) if not bad
