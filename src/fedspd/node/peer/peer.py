@@ -68,7 +68,8 @@ class Peer:
             self.pace.record_return(done, journal.round_seconds, journal.idle_seconds)
             if self.privacy is not None:
                 self.privacy.keep_shared()
-            self.protocol.advance(ExchangeId(done + 1, 0))
+            final = self.context.rounds + 1
+            self.protocol.advance(ExchangeId(min(done + 1, final), 0))
             await self.protocol.start()
             await self._find_neighbours(done)
             await self._run_rounds(done + 1)
