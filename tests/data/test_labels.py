@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedspd
 from fedspd.core.errors import DataError
@@ -68,6 +69,41 @@ def test_labels_of_a_device_stay_the_networks_numbers(tmp_path):
     assert (device.classes, sorted(set(device.train.y))) == (5, [0, 2, 4])
     with pytest.raises(DataError, match=r"^y: labels are strings; expected the numbers of the net"):
         load_source((X, ["a"] * 12), reading=Reading(is_numbered=True))
+
+
+def test_folders_of_a_device_are_the_networks_numbers(tmp_path):
+    """A class of which the device has no image must not renumber the others."""
+    for name in ("0", "2", "10"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("L", (4, 4), i).save(tmp_path / "images" / name / f"{i}.png")
+    reading = Reading(is_numbered=True)
+    device = load_source(tmp_path / "images", reading=reading)
+    labels = {*device.train.y.tolist(), *device.test.y.tolist()}
+    assert (device.classes, labels) == (11, {0, 2, 10})
+    (tmp_path / "images" / "2").rename(tmp_path / "images" / "cat")
+    with pytest.raises(DataError, match=r"folder 'cat'; expected the numbers of the network's cl"):
+        load_source(tmp_path / "images", reading=reading)
+
+
+def test_part_of_a_private_device_s_example_follows_from_it_alone():
+    """One example more, and all others stay in their part: else the budget would be for many."""
+    reading = Reading(is_numbered=True, splits_alone=True)
+    x = np.random.default_rng(0).normal(size=(300, 4))
+    y = np.arange(300) % 3
+    without = np.arange(300) != 100
+    all_of_them, fewer = (
+        load_source(data, reading=reading) for data in ((x, y), (x[without], y[without]))
+    )
+    for part in ("train", "test"):
+        kept = {row.tobytes() for row in getattr(fewer, part).x}
+        more = {row.tobytes() for row in getattr(all_of_them, part).x}
+        assert kept <= more
+    assert len(fewer.train.y) + len(fewer.test.y) == 299
+    assert 40 < len(all_of_them.test.y) < 80  # about a fifth
+    alike = np.ones((300, 4)), np.zeros(300, int)
+    with pytest.raises(DataError, match=r"all 300 examples fell into one part.* Give a test part"):
+        load_source(alike, reading=reading)
 
 
 def test_known_classes_refuse_other_labels():

@@ -14,6 +14,7 @@ from torch import nn
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.algorithms.fedspd import FedSPD
 from fedspd.core.block import Block
+from fedspd.core.flat_module import keyed_randomness
 from fedspd.core.keys import Key
 from fedspd.core.learner import (
     Learner,
@@ -28,7 +29,7 @@ from fedspd.core.sgd import Optimizer
 from fedspd.privacy import randomness
 from fedspd.privacy.mechanisms import DPSGD, NbAFL, NoisyUpdate
 from fedspd.privacy.per_example import clipped
-from fedspd.privacy.randomness import SecretDraws, SeededDraws
+from fedspd.privacy.randomness import NoiseSource, SecretDraws, SeededDraws
 from fedspd.runtime.block_runner import BlockRunner
 from fedspd.testing import Subject
 
@@ -227,6 +228,33 @@ def test_secret_draws_repeat_with_the_secret_and_differ_without():
     assert torch.equal(drawn, again.normal(5))
     assert not torch.equal(drawn, first.normal(5))
     assert not torch.equal(drawn, other.normal(5))
+
+
+def keys_that_torch_seeds_alike(own: Key) -> list[Key]:
+    """Return two keys whose numbers have the same last 32 bits, all that torch keeps of a seed."""
+    found: dict[int, Key] = {}
+    for i in range(400_000):
+        key = own.of(i)
+        if (other := found.setdefault(key.number() & 0xFFFFFFFF, key)) is not key:
+            return [other, key]
+    raise AssertionError("no two keys alike")
+
+
+def test_secret_draws_about_examples_have_more_than_the_32_bits_of_a_seed():
+    """So many can be tried, and with the seed, all draws shift where an example is missing."""
+    source = NoiseSource()
+    for secret, is_alike in ((None, True), (b"a" * 32, False)):
+        source.secret = secret
+        drawn, dropped = [], []
+        for key in keys_that_torch_seeds_alike(source.own_key(Key(0, 1))):
+            drawn.append(torch.rand(8, generator=key.torch()))
+            with keyed_randomness(key, torch.device("cpu")):
+                dropped.append(torch.rand(8))
+            assert torch.equal(drawn[-1], dropped[-1])
+        assert torch.equal(*drawn) == is_alike
+    uniform = torch.rand(40_000, generator=source.own_key(Key(0, 1)).torch())
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(uniform.std()) == pytest.approx(12**-0.5, abs=0.01)
 
 
 def test_mechanism_can_travel_to_the_actor_of_a_cluster():

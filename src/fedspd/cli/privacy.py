@@ -99,6 +99,11 @@ def _spent(folder: Path) -> Json:
     if (folder / LEDGER).exists():
         return _spent_by_node(run_folder)
     stored = run_folder.read("run.json")
+    if "node" in stored:
+        raise ConfigError(
+            f"'{folder}': this node has no ledger: it has not begun, or is not private; expected "
+            f"{LEDGER}. Wait until its first round, or give the network privacy.epsilon."
+        )
     config = validate(stored["config"])
     if not config.privacy.is_on:
         raise ConfigError(

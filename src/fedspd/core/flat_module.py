@@ -201,7 +201,7 @@ def keyed_randomness(key: Key, device: torch.device) -> Iterator[None]:
     """Seed torch's global generator, which dropout and initialisers use, and restore it."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # torch.manual_seed also notes the call, at length, for devices that are not in use.
-        torch.default_generator.manual_seed(key.number())
+        torch.default_generator.set_state(key.torch().get_state())
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(key.number())

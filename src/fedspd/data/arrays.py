@@ -7,6 +7,7 @@ fifth of the examples becomes the test part; with clients, a fifth of each clien
 Shapes: N examples.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,8 @@ class Reading:
     """How to read data: which columns a table has, and what its targets are.
 
     is_numbered  labels are the numbers of classes already, as on a device of a network
+    splits_alone  without a test part, the part of an example follows from it alone, as on a device
+                  whose examples are private: a permutation of all of them changes with their number
     """
 
     inputs: tuple[str, ...] = ()
@@ -57,6 +60,7 @@ class Reading:
     client: str | None = None
     task: Task = "auto"
     is_numbered: bool = False
+    splits_alone: bool = False
 
 
 @dataclass
@@ -88,7 +92,7 @@ def from_parts(
         for (key, inputs), own in zip(x.items(), targets, strict=True)
     ]
     owners = _find_owners(parts, [len(each.y) for each in examples])
-    first, rest, owners = _with_test(examples, owners)
+    first, rest, owners = _with_test(examples, owners, reading.splits_alone)
     _check_agreement(first, rest)
     names = classes if classes != tuple(map(str, range(len(classes)))) else ()
     about = (*notes, *_note_pixels(first.x)), train.has_columns
@@ -325,14 +329,15 @@ def _find_owners(parts: Mapping[str, RawPart], sizes: Sequence[int]) -> Owners |
 
 
 def _with_test(
-    examples: Sequence[Examples], owners: Owners | None
+    examples: Sequence[Examples], owners: Owners | None, splits_alone: bool
 ) -> tuple[Examples, Examples, Owners | None]:
     """Return training and test examples; without a test part, a fixed split."""
     train = examples[0]
     if len(examples) > 1:
         _check_amounts(owners)
         return train, examples[1], owners
-    rows_train, rows_test = _split_rows(len(train.y), owners)
+    rows = _split_each(train) if splits_alone else _split_rows(len(train.y), owners)
+    rows_train, rows_test = rows
     first, rest = (Examples(train.x[rows], train.y[rows]) for rows in (rows_train, rows_test))
     if owners is not None:
         owners = Owners(owners.names, owners.train[rows_train], owners.train[rows_test])
@@ -353,6 +358,20 @@ def _split_rows(count: int, owners: Owners | None) -> tuple[NDArray[Any], NDArra
     pairs = list(zip(orders, fifths, strict=True))
     train = np.concatenate([order[fifth:] for order, fifth in pairs])
     return np.sort(train), np.sort(np.concatenate([order[:fifth] for order, fifth in pairs]))
+
+
+def _split_each(examples: Examples) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the rows of a split by a hash of each example."""
+    pairs = zip(examples.x, examples.y, strict=True)
+    hashes = [hashlib.sha256(x.tobytes() + y.tobytes()).digest() for x, y in pairs]
+    is_test_N = np.array([int.from_bytes(each[:8], "little") % 5 == 0 for each in hashes])
+    train, test = np.flatnonzero(~is_test_N), np.flatnonzero(is_test_N)
+    if len(train) < MIN_TRAIN or len(test) < MIN_TEST:
+        raise DataError(
+            f"x, y: all {len(is_test_N)} examples fell into one part, or all but one; expected "
+            f"{MIN_TRAIN} to train and {MIN_TEST} to test. Give a test part, or more examples."
+        )
+    return train, test
 
 
 def _check_amounts(owners: Owners | None) -> None:

@@ -161,8 +161,23 @@ def _from_images(path: Path, name: str, reading: Reading) -> Source:
     parts = _image_parts(path)
     classes = [folder.name for folder in _subfolders(parts[0])]
     read = list(_read_images([_image_files(part, classes) for part in parts]))
-    made = [RawPart(x, y, classes=tuple(classes)) for x, y in read]
+    if reading.is_numbered:
+        number_K = _class_numbers(path, classes)
+        made = [RawPart(x, number_K[y]) for x, y in read]
+    else:
+        made = [RawPart(x, y, classes=tuple(classes)) for x, y in read]
     return from_parts(made[0], made[1] if len(made) > 1 else None, name, reading)
+
+
+def _class_numbers(path: Path, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the numbers that folders are named by; a class may have no folder."""
+    for name in names:
+        if not name.isdecimal():
+            raise DataError(
+                f"'{path}': the folder '{name}'; expected the numbers of the network's classes. "
+                "Rename it."
+            )
+    return np.array([int(name) for name in names], np.int64)
 
 
 def _from_image_clients(folders: Sequence[Path], name: str, reading: Reading) -> Source:

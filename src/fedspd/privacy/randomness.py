@@ -2,7 +2,6 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspd.core.keys import Key
+
+# Where the words of the Mersenne Twister stand in the state of torch's generator, 8 bytes each.
+TWISTER_WORDS = 624
+TWISTER_STATE = slice(24, 24 + 8 * TWISTER_WORDS)
 
 
 class Draws(ABC):
@@ -62,6 +65,22 @@ class SecretDraws(Draws):
         return np.frombuffer(stream.digest(8 * count), "<u8")
 
 
+class SecretKey(Key):
+    """A key of a node's secret, whose generator has all of it in its state.
+
+    Of a seed, torch's generator keeps 32 bits, so few that all could be tried.
+    """
+
+    def torch(self) -> torch.Generator:
+        generator = super().torch()
+        state = generator.get_state()
+        name = repr((int(self.seed), int(self.round), self.names)).encode()
+        words = np.frombuffer(hashlib.shake_256(name).digest(4 * TWISTER_WORDS), "<u4")
+        state.numpy()[TWISTER_STATE].view(np.uint64)[:] = words
+        generator.set_state(state)
+        return generator
+
+
 class NoiseSource:
     """The draws of a mechanism.
 
@@ -79,7 +98,8 @@ class NoiseSource:
         """Return the key for other draws about examples, which nobody else must know."""
         if self.secret is None:
             return key
-        return replace(key, seed=int.from_bytes(hashlib.sha3_256(self.secret).digest(), "little"))
+        seed = int.from_bytes(hashlib.sha3_256(self.secret).digest(), "little")
+        return SecretKey(seed, key.round, key.names)
 
     def draws(self, key: Key, *inputs: Tensor | str | None) -> Draws:
         """Return the stream of a key, for noise on what follows from these inputs."""

@@ -121,12 +121,15 @@ class BlockRunner:
 
     def share(self) -> Announcements:
         """Offer what newcomers may have, as an exchange that is never answered."""
+        self._offer(self.shared())
+        return Announcements.of(self.exchange)
+
+    def shared(self) -> Exchange:
+        """Return what newcomers may have: of the models that the method shares, what travels."""
         cluster_CK, model_CKP = self.plan.algorithm.share(self.state)
         weight_CK = self.plan.train.counts_C[:, None].expand_as(cluster_CK)
         part = self._shared_part
-        offered, _ = self._cut(Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK, part=part))
-        self._offer(offered)
-        return Announcements.of(self.exchange)
+        return self._cut(Exchange(cluster_CK, model_CKP, weight_CK, cluster_CK, part=part))[0]
 
     def _pay(self) -> None:
         """Pay for what private training has released since the last payment."""

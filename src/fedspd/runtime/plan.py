@@ -56,6 +56,11 @@ class Plan:
         return Travel.of(self.learner, self.exchange.only)
 
     @property
+    def travelling_size(self) -> int:
+        """The parameters of a model that travel."""
+        return self.learner.size if self.travel is None else int(self.travel.travels_P.sum())
+
+    @property
     def clients(self) -> int:
         return len(self.train)
 

@@ -1,6 +1,7 @@
 """Nodes that join a network of peers while it trains."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,20 @@ import pytest
 import torch
 
 from chaos.plant import (
+    QUICK,
     Plant,
     build_config,
     wait_for_round,
 )
 from chaos.virtual_time import run_instantly
+from fedspd.algorithms.split_state import NEWCOMER_STEPS
 from fedspd.core.errors import NodeError
+from fedspd.experiment.build import build_budget, build_learner
+from fedspd.node.peer.liveness import Timeouts
+from fedspd.node.peer.peer import Peer
+from fedspd.node.peer.privacy import NodePrivacy
 from fedspd.node.wire.messages import Offer
+from fedspd.privacy.mechanisms import DPSGD
 
 
 async def run_with_newcomer(plant: Plant, prepare: Callable[[], None] = lambda: None) -> None:
@@ -56,6 +64,29 @@ def test_newcomer_joins_with_any_method(tmp_path: Path, method: str) -> None:
     plant = Plant(config, tmp_path)
     run_instantly(run_with_newcomer(plant))
     assert plant.rounds(5)[0] >= 3
+    assert plant.has_finished(5)
+
+
+def test_newcomer_gets_only_what_travels(tmp_path: Path) -> None:
+    """The hidden layer of the neighbours stays at home, also from a newcomer."""
+    model, exchange = {"name": "mlp", "hidden": 8}, {"only": ["3"]}
+    plant = Plant(build_config("fedavg", rounds=20, model=model, exchange=exchange), tmp_path)
+    sizes: list[int] = []
+
+    def note_sizes() -> None:
+        for i in range(3):
+            protocol = plant.peers[i].protocol
+            honest = protocol._offer_to_newcomer
+
+            def offer(*about: Any, honest: Callable[..., Offer] = honest) -> Offer:
+                offered = honest(*about)
+                sizes.append(offered.model_KP.shape[1])
+                return offered
+
+            protocol._offer_to_newcomer = offer  # type: ignore[method-assign]
+
+    run_instantly(run_with_newcomer(plant, note_sizes))
+    assert sizes == [8 * 10 + 10] * 3
     assert plant.has_finished(5)
 
 
@@ -144,3 +175,43 @@ def test_newcomer_without_a_live_neighbour_fails(tmp_path: Path) -> None:
     plant.links[5] = [0, 1]
     with pytest.raises(NodeError, match="No neighbour gave its models"):
         run_instantly(plant.run(5))
+
+
+class PrivatePlant(Plant):
+    """Peers with ledgers; each has its own learner, since one process has one source of noise."""
+
+    def build(self, i: int, timeouts: Timeouts = QUICK) -> Peer:
+        peer = super().build(i, timeouts)
+        federation = self.experiment.federation
+        learner = build_learner(self.config, federation.shape, federation.classes)
+        peer.runner.plan = dataclasses.replace(peer.runner.plan, learner=learner)
+        budget = build_budget(self.config)
+        assert budget is not None
+        peer.protect(NodePrivacy(peer.journal, peer.runner, budget))
+        return peer
+
+    def ledger_of(self, i: int) -> NodePrivacy:
+        privacy = self.peers[i].privacy
+        assert privacy is not None
+        return privacy
+
+
+def test_newcomer_pays_for_its_first_mixture_and_is_paid_for_by_its_neighbours(
+    tmp_path: Path,
+) -> None:
+    """It fits a mixture by 20 noisy means, and wants clusters by it from its first exchange on."""
+    own, training = {"warmup": 1, "final_epochs": 0}, {"epochs": 1, "batch": 30}
+    options = {"fedspd-split": own, "privacy": {"noise": 2.0}, "training": training}
+    plant = PrivatePlant(build_config("fedspd-split", rounds=14, **options), tmp_path)
+    run_instantly(run_with_newcomer(plant))
+    first, privacy = plant.rounds(5)[0], plant.ledger_of(5)
+    assert plant.rounds(5)[-1] == 14
+    assert isinstance(privacy.mechanism, DPSGD)
+    mean, paid = privacy.mechanism.mean_release(), privacy.ledger["releases"][0]
+    assert paid["round"] == first >= 3
+    joining = [tuple(release) for release in paid["spent"]].count(tuple(mean))
+    assert joining == NEWCOMER_STEPS + 1  # and the mean of its first round
+    for i in range(3):
+        ledger = plant.ledger_of(i).ledger
+        before = [entry for entry in ledger["releases"] if entry["round"] < first]
+        assert ledger["received"]["n5"] >= len(before) > 0

@@ -246,3 +246,18 @@ def test_peer_that_returns_to_its_only_live_neighbour_skips_to_its_round(tmp_pat
     last = [event for event in plant.events(1) if event["event"] == "round"][-1]
     assert max(later - round for round, later in pairwise(plant.rounds(1))) > 5
     assert (last["round"], last["received"]) == (70, ["n0"])
+
+
+def test_peers_that_are_done_and_start_again_are_no_offenders(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their heartbeats name the final phase: neighbours mute one that names a later round."""
+    plant = Plant(build_config("fedavg", rounds=2, training={"epochs": 1}), tmp_path)
+    caplog.set_level("INFO", "fedspd.node")
+    for _ in range(2):
+        run_instantly(run_all(plant))
+        for peer in plant.peers.values():
+            peer.journal.close()
+    assert all(plant.rounds(i) == [1, 2] for i in range(5))
+    assert "message rejected" not in caplog.text
+    assert "call failed" not in caplog.text

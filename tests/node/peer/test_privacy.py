@@ -17,7 +17,7 @@ from fedspd.algorithms import METHODS
 from fedspd.algorithms.fedavg import FedAvg
 from fedspd.cli.node_status import read_status
 from fedspd.cli.privacy import show
-from fedspd.core.errors import RejectedError, StorageError
+from fedspd.core.errors import ConfigError, RejectedError, StorageError
 from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.graph import Graph
 from fedspd.core.ledger import NO_CLUSTER
@@ -351,6 +351,13 @@ def test_ledger_of_an_older_version_is_refused_in_a_sentence(tmp_path):
         with pytest.raises(StorageError, match=rf"privacy.json': {problem}"):
             show([str(tmp_path / "state")], as_json=True)
     journal.close()
+
+
+def test_privacy_of_a_node_without_a_ledger_is_a_sentence(tmp_path):
+    """As of one that has just been started, or that is not private."""
+    Journal(tmp_path / "state", OWNER).close()
+    with pytest.raises(ConfigError, match="has no ledger: it has not begun, or is not private"):
+        show([str(tmp_path)], as_json=True)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"a" * 32])

@@ -46,7 +46,7 @@ def _build_simulated_plan(bundle: Bundle) -> Plan:
 
 def _build_own_plan(bundle: Bundle, data: str) -> Plan:
     config, manifest = bundle.config, bundle.manifest
-    source = _load(data)
+    source = _load(data, config.privacy.is_on)
     _check_fits(manifest, source, data)
     algorithm, count = build_algorithm(config), len(source.train.y)
     if algorithm.NEEDS_EXAMPLES and count < algorithm.clusters:
@@ -62,10 +62,10 @@ def _build_own_plan(bundle: Bundle, data: str) -> Plan:
     return Plan(algorithm, learner, train, test, true_clusters, *about, metrics=metrics)
 
 
-def _load(data: str) -> Source:
+def _load(data: str, is_private: bool) -> Source:
     """Return the device's own data; every error names them."""
     try:
-        return load_source(data, reading=Reading(is_numbered=True))
+        return load_source(data, reading=Reading(is_numbered=True, splits_alone=is_private))
     except DataError as error:
         sentence = str(error).removeprefix(f"data.name = '{data}': ")
         raise DataError(f"--data {data}: {sentence}") from None

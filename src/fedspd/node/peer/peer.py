@@ -68,7 +68,8 @@ class Peer:
             self.pace.record_return(done, journal.round_seconds, journal.idle_seconds)
             if self.privacy is not None:
                 self.privacy.keep_shared()
-            self.protocol.advance(ExchangeId(done + 1, 0))
+            final = self.context.rounds + 1
+            self.protocol.advance(ExchangeId(min(done + 1, final), 0))
             await self.protocol.start()
             await self._find_neighbours(done)
             await self._run_rounds(done + 1)
@@ -284,7 +285,7 @@ class Peer:
                 "Start it again when a neighbour is up."
             )
         # beyond the model there may be checksums, of any size
-        size = self.runner.plan.learner.size
+        size = self.runner.plan.travelling_size
         is_outsized = find_outsized([offer.model_KP[:, :size] for offer in offers.values()])
         good = {
             name: offers[name] for name, bad in zip(offers, is_outsized, strict=True) if not bad

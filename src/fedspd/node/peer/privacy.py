@@ -12,12 +12,11 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
 from fedspd.core.errors import RejectedError, StorageError
-from fedspd.core.exchange import Neighbourhood
+from fedspd.core.exchange import Exchange, Neighbourhood
 from fedspd.core.mechanism import Release
 from fedspd.node.peer.journal import Journal, fingerprint
 from fedspd.privacy.accountant import epsilon
@@ -51,7 +50,7 @@ class NodePrivacy(Accounts):
         data = fingerprint(runner.plan.train)
         self._secret = self._read_secret()
         self.ledger: Json = self._open(data)
-        self.shared: tuple[Tensor, Tensor] | None = None  # what newcomers may have
+        self.shared: Exchange | None = None  # what newcomers may have
         self._context = hashlib.sha256(data["sha256"].encode()).digest()
         self._round, self._round_id, self._payments = 0, "start", 0
         self._use_secret("start")
@@ -173,8 +172,9 @@ class NodePrivacy(Accounts):
         if self.ledger["silent"]:
             self.shared = None
         elif self.runner.state is not None and not is_final:
-            cluster_CK, model_CKP = self.runner.plan.algorithm.share(self.runner.state)
-            self.shared = cluster_CK.clone(), model_CKP.clone()
+            shared = self.runner.shared()
+            cluster_CK, model_CKP = shared.cluster_CK.clone(), shared.model_CKP.clone()
+            self.shared = replace(shared, cluster_CK=cluster_CK, model_CKP=model_CKP)
 
     # ---- neighbours
 
@@ -191,7 +191,7 @@ class NodePrivacy(Accounts):
         if not self.runner.plan.algorithm.HAS_PUBLIC_ANNOUNCEMENTS:
             self.record_receiver(neighbour)
 
-    def offer_to_newcomer(self, neighbour: str) -> tuple[Tensor, Tensor]:
+    def offer_to_newcomer(self, neighbour: str) -> Exchange:
         """Return what a newcomer may have."""
         if self.shared is None:
             raise RejectedError("this node has nothing to share that its privacy budget covers.")

@@ -180,10 +180,10 @@ class ExchangeProtocol:
         if self.runner.state is None:
             raise RejectedError("this node has not begun yet.")
         if self.privacy is None:
-            cluster_CK, model_CKP = self.runner.plan.algorithm.share(self.runner.state)
+            shared = self.runner.shared()
         else:
-            cluster_CK, model_CKP = self.privacy.offer_to_newcomer(sender)
-        return select_models(cluster_CK[0].tolist(), model_CKP[0], request)
+            shared = self.privacy.offer_to_newcomer(sender)
+        return select_models(shared.cluster_CK[0].tolist(), shared.model_CKP[0], request)
 
     def _add_unknown(self, sender: str) -> None:
         """Add a newcomer; the transport has checked that it is a neighbour."""
