@@ -1,9 +1,11 @@
 """fedspd compare, sweep and report."""
 
 import csv
+import html
 import io
 import json
 import os
+import re
 import shutil
 import signal
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -107,7 +109,11 @@ def test_compare_without_methods_takes_its_own_as_reference_and_ends_with_advice
     names = ["fedspd-split", "fedspd", "fedavg, finetune=0", "fedavg, finetune=10", "local"]
     assert [row["name"] for row in found["rows"]] == names
     assert "vs fedspd-split (pp)" in printed.err
-    assert f"Advice: {found['advice']['sentence']}" in printed.err
+    advice = f"Advice: {found['advice']['sentence']}"
+    assert advice in printed.err
+    assert advice in Path("c/report.md").read_text()
+    page = Path("c/report.html").read_text()
+    assert advice in html.unescape(re.sub("<[^>]*>", "", page))
     split, fedspd = found["rows"][:2]
     assert found["reference"] == "fedspd-split"
     assert (split["seeds"], split["difference"]) == ([0], None)
@@ -297,12 +303,12 @@ BAD = {
     ),
     "no config": (
         ["compare", "none.toml"],
-        "config = 'none.toml': no such file; expected a TOML file.",
+        "config = 'none.toml': no such file; expected a TOML file, and KEY=VALUE ",
     ),
     "unknown method of advise": (["advise", "fedavg.finetun=3"], "fedavg.finetun: unknown key; "),
     "no config of advise": (
         ["advise", "none.toml"],
-        "config = 'none.toml': no such file; expected a TOML file.",
+        "config = 'none.toml': no such file; expected a TOML file, and KEY=VALUE ",
     ),
     "missing data": (["compare", "data.name=mnist"], "fedspd data get mnist"),
     "nothing to sweep": (

@@ -165,12 +165,28 @@ def test_methods_shows_all_with_their_options(capsys):
     assert "None" not in table  # an option without a default is "not set"
 
 
-def test_closed_output_is_not_an_error():
-    done = subprocess.run(
-        f"{PROGRAM} methods --json | true", shell=True, capture_output=True, text=True
-    )
-    assert "Traceback" not in done.stderr
-    assert "Exception" not in done.stderr
+@pytest.mark.parametrize("words", ["methods --json", "data list"])  # print, and rich
+def test_closed_output_is_not_an_error(words):
+    line = f"(PYTHONUNBUFFERED=1 {PROGRAM} {words}; echo $? >&2) | true"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert done.stderr == "0\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has /dev/full")
+@pytest.mark.parametrize("words", [["methods"], ["methods", "--json"], ["data", "list"]])
+def test_full_disk_under_the_output_is_one_sentence(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    sentence = "fedspd: The output could not be written: the disk is full. Make room.\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
+
+
+def test_command_runs_with_closed_streams():
+    closed = ["sh", "-c", 'exec "$0" methods <&- >&- 2>&-', PROGRAM]
+    assert subprocess.run(closed).returncode == 0
+    quiet = ["sh", "-c", 'exec "$0" run ronds=3 2>&-', PROGRAM]
+    done = subprocess.run(quiet, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_version_shows_that_of_the_package():

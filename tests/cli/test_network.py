@@ -121,7 +121,7 @@ def test_plaintext_network_cannot_revoke_and_needs_new_manifests(here, config, c
 
 MISTAKES = {
     "create": "Missing argument 'CONFIG'",
-    "create none.toml": "config = 'none.toml': no such file; expected a TOML file.",
+    "create none.toml": "config = 'none.toml': no such file; expected a TOML file, and KEY=VALUE ",
     "create plant.toml topology.kind=star": "peers have no server; expected another kind. Use 'co",
     "create plant.toml rounds=0": "rounds = 0",
     "create plant.toml --out .": "not an empty folder",

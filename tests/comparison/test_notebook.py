@@ -70,6 +70,21 @@ def test_comparison_with_other_data_or_another_model_is_refused(compared):
             )
 
 
+def test_results_stay_readable_after_a_change_of_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {**TINY, "method": "local"}
+    ran = fedspd.run(config, **OWN, out="run")
+    opened = fedspd.open("run", **OWN)
+    both = fedspd.compare(config, **OWN, methods=["local"], seeds=1, out="both")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    for result in (ran, opened):
+        assert len(result.predict(0, X[:5])) == 5
+        assert result.figures()
+    assert both.history()
+    assert both.figures()
+
+
 def test_open_gives_the_result_of_a_run_and_of_a_comparison(compared):
     folder = compared.comparison.runs[0].folder
     result = fedspd.open(folder, **OWN)

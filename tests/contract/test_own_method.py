@@ -139,6 +139,11 @@ def refusal(tree) -> str:
             {"method": "nowhere_at_all:X"},
             "method = 'nowhere_at_all:X': the import failed with ModuleNotFoundError: ",
         ),
+        (
+            {"method": "/home/me/own_method.py:Ditto"},
+            "method = '/home/me/own_method.py:Ditto': a path; expected the name of a module, such "
+            "as 'own_method:NAME'. Run in its folder, ",
+        ),
         (DITTO | {"options": {"pul": 1.0}}, "options.pul: unknown key; did you mean 'pull'?"),
         (DITTO | {"options": {"clusters": 3}}, "options.clusters: unknown key; "),
         (DITTO | {"options": {"pull": "much"}}, 'options.pull = "much": expected a number.'),

@@ -132,7 +132,34 @@ def test_error_names_the_key_and_the_file_that_has_the_fault(tmp_path):
 def test_column_that_is_not_numbers_shows_a_value_that_is_none(tmp_path):
     path = tmp_path / "ages.csv"
     path.write_text("age,label\n31,0\n?,1\n")
-    with pytest.raises(DataError, match=r"the column 'age' has values such as '\?'; expected numb"):
+    with pytest.raises(
+        DataError, match=r"column 'age' has values such as '\?' in row 1, .*; expected"
+    ):
+        load_source(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "the file is empty; expected a line of column names, then one for each example."),
+        (b"a,label\n1,0\n1,2,3\n", "line 3 has 3 values; expected 2, as the lines above have."),
+        (b"a,label\n\xe9,0\n", "not text in UTF-8. Save it with this encoding."),
+        (b"a;label\n1;0\n2;1\n", "one column only, 'a;label'; expected columns that are separated"),
+        (b"a,label\n", "no rows; expected one for each example."),
+    ],
+)
+def test_csv_that_cannot_be_read_is_refused_in_words_of_its_own(tmp_path, content, sentence):
+    path = tmp_path / "plant.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load_source(str(path))
+    assert str(caught.value).startswith(f"data.name = '{path}': {sentence}")
+
+
+def test_file_of_another_format_is_told_from_a_name_that_is_unknown(tmp_path):
+    path = tmp_path / "plant.xlsx"
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"not a format that is read; expected .* \.npz, \.csv, "):
         load_source(str(path))
 
 

@@ -102,6 +102,30 @@ def test_accuracy_axis_ends_above_100_per_cent() -> None:
     assert 100 < figure.axes[0].get_ylim()[1] < 101
 
 
+def test_means_take_two_thirds_of_the_height_under_the_wide_bands_of_two_seeds() -> None:
+    curves = {
+        "fedspd": ([1, 2], [0.4, 0.5], [0.4, 0.4]),
+        "local": ([1, 2], [0.45, 0.6], [0.3, 0.01]),
+    }
+    for figure in (
+        figures.draw_accuracy_by_round(curves),
+        figures.draw_accuracy_by_cost("bytes", {"MB": curves, "s": curves}),
+    ):
+        for axes in figure.axes:
+            assert axes.get_ylim() == pytest.approx((35, 65))
+        assert note(figure) == "band: 95 % interval over seeds, cut at the edge"
+
+
+def test_bands_that_fit_are_not_cut() -> None:
+    curves = {"fedspd": ([1, 2], [0.4, 0.6], [0.1, 0.1]), "local": ([1, 2], [0.5, 0.5], None)}
+    for score in (ACCURACY, RMSE):
+        figure = figures.draw_accuracy_by_round(curves, {"fedspd": (0.8, 0.05)}, score=score)
+        low, high = (end / (100 if score is ACCURACY else 1) for end in figure.axes[0].get_ylim())
+        assert low < 0.3
+        assert high > 0.85
+        assert note(figure) == "band: 95 % interval over seeds"
+
+
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_accuracy_by_round_shows_whole_markers_at_the_ends_of_the_axis(accuracy) -> None:
     """Beside a spread curve, which stretches the axis."""

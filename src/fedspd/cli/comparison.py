@@ -94,8 +94,9 @@ def _run(jobs: list[Job], folder: Path, workers: int, reference: str, as_json: b
     with _continue_hint(folder):
         with ComparisonProgress(jobs, as_json) as progress:
             run_all(jobs, folder, workers, [progress], reference)
-        comparison = pages.write_report([folder], folder, reference)
+        comparison = pages.read_comparison([folder], reference)
         given = advice.advise(comparison.runs, advice.training_labels(jobs[0].config))
+        pages.write_pages(comparison, folder, given.sentence if given else None)
     _show(comparison, folder, as_json, given)
 
 

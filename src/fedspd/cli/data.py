@@ -141,7 +141,11 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
     if not rows:
         return
-    table = Table(*rows[0])
+    first, *others = rows[0]
+    table = Table()
+    table.add_column(first, no_wrap=True)  # names that are cut look alike
+    for name in others:
+        table.add_column(name)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)

@@ -3,6 +3,7 @@
 Commands import what they need when they run, so that --help is quick.
 """
 
+import errno
 import json
 import os
 import re
@@ -356,9 +357,16 @@ def up(
 def main() -> None:
     """Run the command line of this process and exit."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
+    _open_closed_streams()
     code = execute(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Give output that the caller has closed to nobody; else a file of ours takes its number."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def execute(arguments: list[str]) -> int:
@@ -369,6 +377,8 @@ def execute(arguments: list[str]) -> int:
             sys.stdout.flush()
         except KeyboardInterrupt:  # outside of a command
             code = STOPPED
+        except SystemExit as left:  # of rich, where the reader of our output has gone
+            code = 0 if isinstance(left.__context__, BrokenPipeError) else int(left.code or 0)
         except Exception as error:  # of an import that a signal broke off too
             code = STOPPED if stop.is_requested else _explain(error, arguments)
         stop.is_requested = False  # the command is over
@@ -383,10 +393,20 @@ def _explain(error: Exception, arguments: list[str]) -> int:
         message = _as_sentence(error)  # empty if help was printed
         return _reject(message, error.exit_code, arguments) if message else error.exit_code
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 0
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _silence_stdout()
+        return _reject(
+            "The output could not be written: the disk is full. Make room.", 2, arguments
+        )
     traceback.print_exception(error)  # a fault of ours, or of a user's own code
     return _reject(f"{type(error).__name__}: {error}", 1, arguments)
+
+
+def _silence_stdout() -> None:
+    """Let no later write to standard output fail, nor the one at the exit of Python."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _as_sentence(error: typer.TyperException) -> str:

@@ -148,7 +148,7 @@ def sweep(
     jobs = choose_jobs(base, _as_text(methods), seeds, _as_grid(grid))
     jobs = [replace(job, data=data, model=model) for job in jobs]
     temporary = TemporaryFolder() if out is None else None
-    folder = temporary.path / "comparison" if temporary else as_path("out", out)
+    folder = temporary.path / "comparison" if temporary else as_path("out", out).absolute()
     _run(jobs, folder, workers, callbacks, progress, base.method)
     written = pages.write_report([folder], folder, base.method)
     return ComparisonResult(folder, written, temporary)
@@ -233,4 +233,4 @@ def open_folder(
     check_events(run_folder, summary["rounds"])
     experiment = build_experiment(load(path / "config.toml"), data, model)
     check_same(run_folder, experiment)
-    return Result(path, experiment, summary)
+    return Result(path.absolute(), experiment, summary)

@@ -71,7 +71,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError(f"config = '{path}': no such file; expected a TOML file.") from None
+        raise ConfigError(
+            f"config = '{path}': no such file; expected a TOML file, and KEY=VALUE for single keys."
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"config = '{path}': a folder; expected a TOML file. That of a run is config.toml in "
+            "its folder."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config = '{path}': the file cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:

@@ -70,6 +70,12 @@ def load_object(what: str, spec: str, error: type[FedspdError]) -> Callable[...,
 
 
 def _import(what: str, spec: str, module_name: str, error: type[FedspdError]) -> ModuleType:
+    if "/" in module_name or module_name.endswith(".py"):
+        name = os.path.basename(module_name).removesuffix(".py")
+        raise error(
+            f"{what} = '{spec}': a path; expected the name of a module, such as '{name}:NAME'. Run "
+            "in its folder, or name that folder in PYTHONPATH."
+        )
     is_open = _may_use_current_folder.get()
     with _search_path(is_open):
         if not is_open and not _is_installed(module_name):

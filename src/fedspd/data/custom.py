@@ -95,6 +95,11 @@ def _named_source(spec: str, folder: Path | None, reading: Reading) -> Source:
         return from_folder(Path(spec), reading)
     if FUNCTION.fullmatch(spec):
         return _from_function(spec, reading)
+    if Path(spec).is_file():
+        raise DataError(
+            f"data.name = '{spec}': not a format that is read; expected a file that ends in "
+            f"{', '.join(FILE_SUFFIXES)}. Convert it, or pass the data as arrays."
+        )
     raise DataError(
         f"data.name = '{spec}': not a dataset, a file ({', '.join(FILE_SUFFIXES)}), a folder or "
         f"'module:function'; {nearest(spec, DATASETS)}"

@@ -1,5 +1,6 @@
 """Custom data from files: .npz, CSV, Parquet, image folders, and a file or folder per client."""
 
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -35,19 +36,37 @@ def _read_table(path: Path) -> Any:
         import pandas
     except ImportError:
         raise MissingExtraError.of("A CSV or Parquet file", "tables") from None
+    is_csv = path.suffix.lower() == ".csv"
     try:
-        is_csv = path.suffix.lower() == ".csv"
         table = pandas.read_csv(path) if is_csv else pandas.read_parquet(path)
-        is_indexed = is_csv and table.columns[0] == "Unnamed: 0"  # pandas wrote its index
-        return table.iloc[:, 1:] if is_indexed else table
     except OSError as error:
         raise DataError(f"'{path}': cannot be read: {error.strerror or error}.") from error
     except ImportError:
         raise MissingExtraError.of("A Parquet file", "tables") from None
     except Exception as error:  # pandas and pyarrow have many
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        kind = "CSV" if is_csv else "Parquet"
-        raise DataError(f"'{path}': not a {kind} file: {reason.rstrip('.')}.") from error
+        raise _unreadable(path, error, "CSV" if is_csv else "Parquet") from error
+    if is_csv and len(table.columns) == 1:
+        raise DataError(
+            f"'{path}': one column only, '{str(table.columns[0])[:40]}'; expected columns that are "
+            "separated by commas, named in the first line."
+        )
+    is_indexed = is_csv and table.columns[0] == "Unnamed: 0"  # pandas wrote its index
+    return table.iloc[:, 1:] if is_indexed else table
+
+
+def _unreadable(path: Path, error: Exception, kind: str) -> DataError:
+    """Return what is wrong with a table that pandas does not read."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if type(error).__name__ == "EmptyDataError":
+        problem = "the file is empty; expected a line of column names, then one for each example"
+    elif ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason):
+        columns, line, found = ragged.groups()
+        problem = f"line {line} has {found} values; expected {columns}, as the lines above have"
+    elif isinstance(error, UnicodeDecodeError):
+        problem = "not text in UTF-8. Save it with this encoding"
+    else:
+        problem = f"not a {kind} file: {reason.rstrip('.')}"
+    return DataError(f"'{path}': {problem}.")
 
 
 # --- .npz files ---
@@ -79,7 +98,7 @@ def load_inputs(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     arrays = _npz_arrays(path)
     if "x" not in arrays:
         raise DataError(f"'{path}': the arrays {_names(arrays)}; expected x.")
-    x = as_inputs(arrays["x"], "x")
+    x = as_inputs(arrays["x"], f"'{path}': x")
     if x.shape[1:] != shape:
         raise DataError(f"'{path}': examples of shape {x.shape[1:]}; expected {tuple(shape)}.")
     return x

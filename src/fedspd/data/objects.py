@@ -115,10 +115,11 @@ def table_parts(table: Any, reading: Reading, where: str) -> Parts:
 def _not_numbers(values: NDArray[Any], name: str, where: str) -> DataError:
     """Return the error about a column, with the first value that is not a number."""
     texts = [str(value) for value in values.ravel().tolist()]
-    wrong = next((text for text in texts if not _is_number(text)), texts[0])
+    row = next((i for i, text in enumerate(texts) if not _is_number(text)), 0)
     return DataError(
-        f"{where}: the column '{name}' has values such as {wrong[:40]!r}; expected numbers. Encode "
-        "it, or list the columns to use in data.inputs."
+        f"{where}: the column '{name}' has values such as {texts[row][:40]!r} in row {row}, "
+        "counted from 0; expected numbers. Correct or encode it, or list the columns to use in "
+        "data.inputs."
     )
 
 

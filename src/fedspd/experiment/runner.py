@@ -102,7 +102,8 @@ def run(
                 _Training(experiment, made, run_folder, followers, *about_run).complete()
         finally:
             run_folder.unlock()
-    return Result(folder, experiment, run_folder.read_complete("result.json"), temporary)
+    where = folder.absolute()  # a notebook may change its folder
+    return Result(where, experiment, run_folder.read_complete("result.json"), temporary)
 
 
 def is_watched() -> bool:

@@ -39,6 +39,7 @@ Line = list[tuple[Any, float, float]]  # value, mean, half-width of its interval
 OVER_SEEDS = "95 % interval over seeds"  # meaning of a band or a bar
 OVER_CLIENTS = "standard deviation over clients"
 BANDS = ((5, 95), (25, 75))  # percentiles
+LEAST_ROOM = 5  # percentage points that a band may leave the means of all methods
 MARKER_ROOM = 0.03  # of an axis, half the height of a marker in the smallest panel
 
 
@@ -65,12 +66,16 @@ def draw_accuracy_by_round(
             mean, half = final.get(method, (np.nan, np.nan))
             _draw_final(axes, max(rounds) + (i + 2) * gap, (mean, half), tint(i), score)
     _label_score(axes, "Round", score)
+    means = [curve[1] for curve in curves.values()]
+    if final:
+        means.append([mean for mean, _ in final.values()])
+    is_cut = _limit_bands(axes, means, score)
     tick_rounds(axes, rounds)
     handles = list(axes.get_legend_handles_labels()[0])
     if final:
         label = "after the final phase"
         handles.append(Line2D([], [], color=GREY, marker="D", ms=4, linestyle="", label=label))
-    add_legend(figure, handles, _band_note(curves, spread))
+    add_legend(figure, handles, _band_note(curves, spread, is_cut))
     return figure
 
 
@@ -89,14 +94,36 @@ def draw_accuracy_by_cost(
             draw_curve(axes, method, (cost, mean, spread), i, _scale(score))
         _label_score(axes, label, score)
         axes.label_outer()
+    curves = next(iter(panels.values()))
+    means = [curve[1] for curve in curves.values()]
+    are_cut = [_limit_bands(axes, means, score) for axes in all_axes]
     handles = list(all_axes[0].get_legend_handles_labels()[0])
-    add_legend(figure, handles, _band_note(next(iter(panels.values())), OVER_SEEDS))
+    add_legend(figure, handles, _band_note(curves, OVER_SEEDS, any(are_cut)))
     return figure
 
 
-def _band_note(curves: Mapping[str, Curve], spread: str) -> str | None:
+def _band_note(curves: Mapping[str, Curve], spread: str, is_cut: bool) -> str | None:
     has_band = any(curve[2] is not None for curve in curves.values())
-    return f"band: {spread}" if has_band else None
+    return f"band: {spread}{', cut at the edge' if is_cut else ''}" if has_band else None
+
+
+def _limit_bands(axes: Axes, means: Sequence[Sequence[float]], score: Score) -> bool:
+    """Cut bands far beyond all means at the edge, and return whether any was.
+
+    The interval of two seeds is 13 standard errors wide to each side: it would fill the panel. The
+    means take at least two thirds of the height.
+    """
+    mean = _scale(score) * np.array([value for own in means for value in own], dtype=float)
+    mean = mean[np.isfinite(mean)]
+    if not mean.size or not (np.ptp(mean) or score.is_percent):
+        return False
+    room = max(np.ptp(mean) / 4, LEAST_ROOM if score.is_percent else 0)
+    low, high = mean.min() - room, mean.max() + room
+    if low <= axes.dataLim.y0 and axes.dataLim.y1 <= high:
+        return False
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(low, bottom), min(high, top))
+    return True
 
 
 def draw_accuracy_by_value(

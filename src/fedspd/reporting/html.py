@@ -21,7 +21,8 @@ from fedspd.storage.atomic import flatten
 
 CAPTIONS = {
     "{score}-by-round": "Mean over clients and seeds. The band is the 95 % confidence interval "
-    "over seeds; diamonds stand for the end of the final phase.",
+    "over seeds, cut where it is far beyond the means; diamonds stand for the end of the final "
+    "phase.",
     "{score}-by-bytes": "The same by point-to-point bytes sent so far. "
     "A single dot is a method that sends nothing.",
     "{score}-by-time": "The same by seconds, which parallel runs make longer, and by gradient "
@@ -42,12 +43,14 @@ def render_page(
     comparison: Comparison,
     common: Mapping[str, Figure],
     by_point: Mapping[str, Mapping[str, Figure]],
+    advice: str | None = None,
 ) -> str:
     """Return the page with the common figures and, of a large sweep, those of each point."""
     return render_document(
         _title(comparison),
         [
             f"<p class=lead>{escape(_lead(comparison))}</p>",
+            f"<p><strong>Advice:</strong> {escape(advice)}</p>" if advice else "",
             _render_remarks(comparison),
             _render_main_table(comparison),
             _render_target(comparison),

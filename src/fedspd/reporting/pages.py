@@ -18,18 +18,23 @@ def write_report(
 ) -> Comparison:
     """Write the report of the comparable finished runs in these folders into `out`."""
     comparison = read_comparison(folders, reference, target)
+    write_pages(comparison, out)
+    return comparison
+
+
+def write_pages(comparison: Comparison, out: Path, advice: str | None = None) -> None:
+    """Write the documents and figures of a comparison into `out`."""
     figures = run_figures.draw_comparison(comparison)
     figures_by_point = run_figures.draw_points(comparison)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     run_figures.save_figures(figures, out / "figures")
     folder = RunFolder(out)
-    folder.write("report.md", tables.to_markdown(comparison))
+    folder.write("report.md", tables.to_markdown(comparison, advice))
     folder.write("report.tex", tables.to_latex(comparison))
     folder.write("report.csv", tables.to_csv(comparison))
     folder.write("report.json", to_json(comparison))
-    folder.write("report.html", html.render_page(comparison, figures, figures_by_point))
-    return comparison
+    folder.write("report.html", html.render_page(comparison, figures, figures_by_point, advice))
 
 
 def read_comparison(

@@ -21,11 +21,12 @@ from fedspd.reporting.statistics import mean
 from fedspd.storage.history import costs, reach
 
 
-def to_markdown(comparison: Comparison) -> str:
-    """Return the tables with the best values in bold, what columns mean, and all remarks."""
+def to_markdown(comparison: Comparison, advice: str | None = None) -> str:
+    """Return the advice, the tables with the best values in bold, their legend and remarks."""
     columns = comparison_columns(comparison)
     legend = [f"- {column.title}: {column.meaning}" for column in columns]
-    lines = ["# Comparison", "", *_markdown_table(comparison, columns), "", *legend]
+    advised = [f"Advice: {advice}", ""] if advice else []
+    lines = ["# Comparison", "", *advised, *_markdown_table(comparison, columns), "", *legend]
     if reached := target_columns(comparison):
         title = f"## Cost to target: {describe_target(comparison)}"
         lines += ["", title, "", *_markdown_table(comparison, reached)]
