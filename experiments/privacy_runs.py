@@ -4,6 +4,7 @@
     python experiments/privacy_runs.py curve --out runs/privacy
     python experiments/privacy_runs.py table --out runs/privacy
     python experiments/privacy_runs.py draw --out runs/privacy
+    python experiments/privacy_runs.py centers --out runs/privacy  # of the finished runs with a CNN
 
 The first three continue where they stopped: a finished run is not repeated; `--only fedspd-4
 fedspd-8` makes those whose names begin so. `draw` adds the finished runs to those of
@@ -18,6 +19,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedspd.config import validate, without_other_methods
@@ -26,6 +28,7 @@ from fedspd.experiment.runner import run
 from fedspd.privacy.accountant import epsilon
 from fedspd.privacy.mechanisms import NbAFL
 from fedspd.reporting.statistics import confidence_interval
+from fedspd.runtime.plan import Plan
 
 Tree = dict[str, Any]
 HERE = Path(__file__).parent
@@ -304,6 +307,28 @@ def print_table(found: dict[str, Tree]) -> None:
                   f"| {paper[1]} | {row['after']} |")  # fmt: skip
 
 
+def print_centers(out: Path) -> None:
+    """Print the test accuracy of the blend and of each center, after the last round, with a CNN."""
+    for name, tree in table_runs().items():
+        parts = sorted(out.glob(f"{name}/checkpoints/round-{tree['rounds']:06}/*.safetensors"))
+        if name.startswith("cnn") and parts:
+            tables = [load_file(part) for part in parts]
+            centers_CSP = torch.cat([table["centers_CSP"] for table in tables])
+            mixture_CS = torch.cat([table["mixture_CS"] for table in tables])
+            blend_CP = (centers_CSP * mixture_CS[:, :, None].float()).sum(1)
+            plan = build_experiment(validate(tree)).plan
+            models = (blend_CP, *centers_CSP.unbind(1))
+            blend, *each = (mean(accuracies(plan, model_CP)) for model_CP in models)
+            print(f"| {name} | {blend:.1f} | {', '.join(f'{own:.1f}' for own in each)} |")
+
+
+def accuracies(plan: Plan, model_CP: Tensor) -> list[float]:
+    """Return every client's test accuracy in percent."""
+    outputs = plan.learner.predict(model_CP, plan.test.x)
+    pairs = zip(outputs, plan.test.y, strict=True)
+    return [100 * (own.argmax(1) == y).float().mean().item() for own, y in pairs]
+
+
 def draw(found: dict[str, Tree], path: Path) -> None:
     """Draw accuracy against epsilon, after the final phase and before it."""
     from matplotlib import pyplot as plt
@@ -340,7 +365,7 @@ def main() -> None:
     """Run one part, or draw what is finished."""
     runs = {"tune": tune_runs, "curve": curve_runs, "table": table_runs}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=(*runs, "draw"))
+    parser.add_argument("part", choices=(*runs, "draw", "centers"))
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
     parser.add_argument("--most", type=int, help="stop after so many runs")
     parser.add_argument("--only", nargs="+", default=("",), help="how the runs' names begin")
@@ -348,6 +373,9 @@ def main() -> None:
     if arguments.part in runs:
         only = tuple(arguments.only)
         complete(runs[arguments.part](), arguments.out, arguments.most, only)
+        return
+    if arguments.part == "centers":
+        print_centers(arguments.out)
         return
     every = {name: tree for part in runs.values() for name, tree in part().items()}
     records = HERE / "privacy" / "runs.json"
