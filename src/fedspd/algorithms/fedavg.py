@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedspd.algorithms.final_phase import tune_half_way
+from fedspd.algorithms.final_phase import interpolate, tune_half_way
 from fedspd.algorithms.local import Local, State, with_loss
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
@@ -90,8 +90,7 @@ class FedAvg(Local):
             return learner.train(shared_CP, data, key, rates=rates, only_CE=only_CE)
 
         def between(tuned_CP: Tensor, a: float | Tensor) -> Tensor:
-            a_C = torch.as_tensor(a).to(shared_CP).expand(len(data))
-            return torch.lerp(shared_CP, tuned_CP, a_C[:, None])
+            return interpolate(shared_CP, tuned_CP, a)
 
         def likelihoods(model_CP: Tensor) -> Tensor:
             loss_CE = learner.losses(model_CP[:, None], data)[:, 0].double()

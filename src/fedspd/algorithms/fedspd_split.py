@@ -339,7 +339,7 @@ class FedSPDSplit(Algorithm[State]):
 
         best = tune_half_way(
             tune,
-            lambda tuned, a: between(state, tuned, data, a),
+            lambda tuned, a: between(state, tuned, a),
             lambda found: likelihoods(learner, found, data),
             data,
             key,

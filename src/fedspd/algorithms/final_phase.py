@@ -3,7 +3,7 @@
 x = a tuned + (1 - a) shared, with a chosen at each client by likelihood in two-fold
 cross-validation on its own examples.
 
-Shapes: A values of a, C clients, E examples.
+Shapes: A values of a, C clients, E examples, X any axes of a table.
 """
 
 from collections.abc import Callable
@@ -43,6 +43,16 @@ def tune_half_way(
         scores = [likelihoods(between(half, a)) for a in RETURNS]
         gain_ACE += torch.where(held_out_CE, torch.stack(scores) - scores[0], 0)
     return between(tuned, choose_return(gain_ACE, data))
+
+
+def interpolate(shared_CX: Tensor, tuned_CX: Tensor, a: float | Tensor) -> Tensor:
+    """Return a tuned + (1 - a) shared, with one a for all clients or a_C.
+
+    Where a is 0, it is the shared table even if the tuned one is not finite: 0 times NaN is NaN.
+    """
+    a_C = torch.as_tensor(a).to(shared_CX).expand(len(shared_CX))
+    a_CX = a_C.view(-1, *[1] * (shared_CX.ndim - 1))
+    return torch.where(a_CX > 0, torch.lerp(shared_CX, tuned_CX, a_CX), shared_CX)
 
 
 def split_in_folds(data: Block, folds: int, key: Key) -> Tensor:
