@@ -66,10 +66,10 @@ class FedAvg(Local):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         neighbourhood = yield Exchange(
-            only_C1,
-            self.local_update(learner, state.model_CP, data, key.of("train", 0))[:, None],
-            data.counts_C[:, None],
-            only_C1,
+            cluster_CK=only_C1,
+            model_CKP=self.local_update(learner, state.model_CP, data, key.of("train", 0))[:, None],
+            weight_CK=data.counts_C[:, None],
+            want_CM=only_C1,
         )
         return with_loss(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
 
