@@ -99,6 +99,24 @@ def test_clients_of_a_complete_graph_keep_their_own_of_two_models(rule):
 
 
 @pytest.mark.parametrize("rule", sorted(ROBUST))
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_client_keeps_a_center_that_it_did_not_offer_where_fewer_than_three_did(rule, is_complete):
+    """Clients 0 and 3 offer cluster 0, the others cluster 1; a newcomer offers nothing."""
+    pairs = [(i, j) for i in range(6) for j in range(i)]
+    graph = Graph.complete(6, rule) if is_complete else Graph.from_edges(6, pairs[1:], rule)
+    cluster_N1 = torch.tensor([[0], [1], [1], [0], [1], [-1]])
+    model_N1P = torch.tensor([1.0, 2, 3, 1e6, 4, 0])[:, None, None]
+    offers = Exchange(cluster_N1, model_N1P, torch.ones(6, 1), torch.arange(2).repeat(6, 1))
+    centers_CSP = torch.full((6, 2, 1), 7.0)
+    for clients in ([2, 3, 4, 5], [4], [5]):
+        neighbourhood = Neighbourhood.of(graph, clients, offers)
+        found = neighbourhood.average_centers(centers_CSP[clients])[:, :, 0].tolist()
+        for (rare, common), client in zip(found, clients, strict=True):
+            assert rare == {3: 1e6, 5: (1 + 1e6) / 2}.get(client, 7)  # a newcomer has none to keep
+            assert 2 <= common <= 4
+
+
+@pytest.mark.parametrize("rule", sorted(ROBUST))
 def test_unmade_offer_of_a_complete_graph_is_no_own_model(rule):
     """Clients 1 and 2 offer nothing; 0 and 1 want nothing."""
     cluster_N1, want_N1 = torch.tensor([[0], [-1], [-1]]), torch.tensor([[-1], [-1], [0]])

@@ -229,7 +229,12 @@ class Neighbourhood:
         return mean
 
     def average_centers(self, centers_CSP: Tensor) -> Tensor:
-        """Return the mean of every cluster; the client's own center where nothing was received."""
+        """Return the mean of every cluster; the client's own center where nothing was received.
+
+        By a robust rule, it also keeps the own center of a cluster that it did not offer itself
+        where fewer than three did: no rule can tell which of them is false. A newcomer, which
+        offers nothing, has no center to keep.
+        """
         all_CS = torch.arange(centers_CSP.shape[1]).expand(len(centers_CSP), -1)
         mean = self.mean(all_CS)
         model_CSP = mean.model_CMP
@@ -237,7 +242,25 @@ class Neighbourhood:
             is_own_CS1 = (self._own_offers(all_CS) >= 0)[:, :, None].to(model_CSP.device)
             kept_CSP = self.keep_home(model_CSP, centers_CSP)
             model_CSP = torch.where(is_own_CS1, model_CSP, kept_CSP)
-        return torch.where(mean.received_CM[:, :, None], model_CSP, centers_CSP)
+        is_taken_CS = mean.received_CM
+        if self.rule in ROBUST:
+            is_taken_CS = is_taken_CS & ~self._lacks_voices(all_CS).to(is_taken_CS.device)
+        return torch.where(is_taken_CS[:, :, None], model_CSP, centers_CSP)
+
+    def _lacks_voices(self, all_CS: Tensor) -> Tensor:
+        """Return whether a client that offered others lacks three voices for a cluster."""
+        cluster_NK, (C, S) = self.offers.cluster_CK, all_CS.shape
+        voices_HS = (cluster_NK[torch.from_numpy(self.sender_H), :, None] == all_CS[0]).sum(1)
+        receiver_H = torch.from_numpy(self.receiver_H)
+        voices_CS = torch.zeros(C, S, dtype=torch.long).index_add(0, receiver_H, voices_HS)
+        if self.is_same_for_all:
+            voices_CS = voices_CS[:1].expand(C, S)
+        row_of = self._first_rows()
+        rows = [row_of.get(int(client)) for client in self.clients]
+        offers_C1 = torch.tensor(
+            [[n is not None and bool((cluster_NK[n] != NO_CLUSTER).any())] for n in rows]
+        )
+        return (voices_CS < MIN_VOICES) & offers_C1 & (self._own_offers(all_CS) < 0)
 
     def with_own(self, cluster_CS: Tensor, model_CSP: Tensor, weight_CS: Tensor) -> "Neighbourhood":
         """Return the answer with further models of each client, which it did not offer.
