@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedspd.algorithms.fedspd_split import FOLDS
-from fedspd.algorithms.final_phase import split_in_folds
 from fedspd.algorithms.populations import (
     balanced_weights,
     fold_moments,
@@ -46,7 +45,7 @@ def searches(experiment: Experiment, rounds: int = 3) -> tuple[Tensor, Tensor, T
     learner, data, W = plan.learner, plan.train, mixing(experiment)
     one, state = learner.split(1), plan.algorithm.begin(learner, plan.train, plan.key)
     model_NP, key = state.model_CP, plan.key.at(1)
-    fold_NE = split_in_folds(data, FOLDS, key.of("folds"))
+    fold_NE = data.random_folds(FOLDS, key.of("folds"))
     only_NFE = data.present_CE[:, None] & (fold_NE[:, None] == torch.arange(FOLDS)[:, None])
     weight_NE = balanced_weights(state.log_prior_CK, data)
     moved = move_heads(learner, model_NP, only_NFE, weight_NE, data, key)

@@ -103,6 +103,12 @@ def test_interpolation_keeps_the_tuned_model_where_it_is_best(network):
     assert models == tuned_from_zero(network, y, lr=0.2)[0]
 
 
+def test_interpolation_keeps_the_shared_model_where_tuning_diverges(network):
+    """One step of 5e307 times 10 is beyond float64."""
+    y = [[10.0, 10.0, 10.0, 10.0], [0.0, 0.0]]
+    assert tuned_from_zero(network, y, lr=1e308, interpolate="cv")[0] == [0, 0]
+
+
 def test_clients_start_from_one_model_and_predict_with_their_own(network):
     net = network(FedAvg(), [column(1), column(2)], [column(1), column(1)], Graph.from_edges(2, []))
     w = net.state.model_CP

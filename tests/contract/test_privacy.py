@@ -11,7 +11,7 @@ from torch import nn
 
 from fedspd.algorithms import METHODS, fedspd_split
 from fedspd.algorithms.fedspd_split import FOLDS
-from fedspd.algorithms.populations import centre_folds, choose_folds
+from fedspd.algorithms.populations import centre_folds
 from fedspd.core.block import Block
 from fedspd.core.exchange import Neighbourhood
 from fedspd.core.graph import Graph
@@ -145,7 +145,7 @@ def test_private_folds_are_drawn_for_each_example_alone():
     """One example less: the folds of those before it stay, and none is balanced by the others."""
     plan = subject_of("fedspd-split").plan(counts=[400])
     fewer = subject_of("fedspd-split").plan(counts=[399])
-    one, two = (choose_folds(p.learner, FOLDS, p.train, Key(3))[0] for p in (plan, fewer))
+    one, two = (p.learner.choose_folds(p.train, FOLDS, Key(3))[0] for p in (plan, fewer))
     assert torch.equal(one[:, :399], two)
     assert (one.sum(0) == 1).all()
     sizes = one.sum(1)

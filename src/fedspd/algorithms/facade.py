@@ -31,7 +31,7 @@ class FACADE(IFCA):
     EXCHANGES: ClassVar[tuple[ModelPart, ...]] = ("model", "body", "head")
 
     def check_learner(self, learner: Learner) -> None:
-        _ = learner.cut
+        _ = learner.cut  # refuses a model without a linear layer
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])

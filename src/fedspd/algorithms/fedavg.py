@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedspd.algorithms.final_phase import tune_half_way
+from fedspd.algorithms.final_phase import interpolate, tune_half_way
 from fedspd.algorithms.local import Local, State, with_loss
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
@@ -66,10 +66,10 @@ class FedAvg(Local):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         only_C1 = torch.zeros(len(data), 1, dtype=torch.long)
         neighbourhood = yield Exchange(
-            only_C1,
-            self.local_update(learner, state.model_CP, data, key.of("train", 0))[:, None],
-            data.counts_C[:, None],
-            only_C1,
+            cluster_CK=only_C1,
+            model_CKP=self.local_update(learner, state.model_CP, data, key.of("train", 0))[:, None],
+            weight_CK=data.counts_C[:, None],
+            want_CM=only_C1,
         )
         return with_loss(learner, neighbourhood.mean(only_C1).model_CMP[:, 0], data)
 
@@ -90,8 +90,7 @@ class FedAvg(Local):
             return learner.train(shared_CP, data, key, rates=rates, only_CE=only_CE)
 
         def between(tuned_CP: Tensor, a: float | Tensor) -> Tensor:
-            a_C = torch.as_tensor(a).to(shared_CP).expand(len(data))
-            return torch.lerp(shared_CP, tuned_CP, a_C[:, None])
+            return interpolate(shared_CP, tuned_CP, a)
 
         def likelihoods(model_CP: Tensor) -> Tensor:
             loss_CE = learner.losses(model_CP[:, None], data)[:, 0].double()

@@ -56,10 +56,10 @@ class FedEM(Algorithm[State]):
         mixture_CS = posterior_CSE.sum(2) / data.counts_C[:, None]  # M step: pi_is
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         neighbourhood = yield Exchange(
-            all_CS,
-            self.local_update(learner, state, data, posterior_CSE, key),  # M step: c_is
-            data.counts_C[:, None].expand(-1, self.clusters),
-            all_CS,
+            cluster_CK=all_CS,
+            model_CKP=self.local_update(learner, state, data, posterior_CSE, key),  # M step: c_is
+            weight_CK=data.counts_C[:, None].expand(-1, self.clusters),
+            want_CM=all_CS,
         )
         centers_CSP = neighbourhood.mean(all_CS).model_CMP
         return with_loss(learner, centers_CSP, mixture_CS, data, self.score)

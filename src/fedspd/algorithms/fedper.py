@@ -44,7 +44,7 @@ class FedPer(Algorithm[State]):
     clusters: int = 1
 
     def check_learner(self, learner: Learner) -> None:
-        _ = learner.cut
+        _ = learner.cut  # refuses a model without a linear layer
 
     def begin(self, learner: Learner, data: Block, key: Key) -> State:
         model_CP = learner.draw(key.of("model", 0)).repeat(len(data), 1)

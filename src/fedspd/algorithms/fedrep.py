@@ -17,7 +17,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedspd.algorithms.fedper import FedPer, head_alone
-from fedspd.algorithms.final_phase import split_in_folds
 from fedspd.core.block import Block
 from fedspd.core.keys import Key
 from fedspd.core.learner import Learner
@@ -36,7 +35,7 @@ class FedRep(FedPer):
         rates, head_W = learner.training.rates(key.round), head_alone(learner)
         middle, first_CE, second_CE = (len(rates) + 1) // 2, data.present_CE, data.present_CE
         if len(rates) == 1:
-            half_CE = split_in_folds(data, 2, key.of("halves"))
+            half_CE = data.random_folds(2, key.of("halves"))
             first_CE, second_CE = first_CE & (half_CE == 0), second_CE & (half_CE == 1)
         phases = (
             ("head", rates[:middle], first_CE, head_W),

@@ -75,11 +75,11 @@ class FedSoft(Algorithm[State]):
         draws_SP = torch.stack([learner.draw(key.of("model", s)) for s in range(self.clusters)])
         C, S = len(data), self.clusters
         return State(
-            draws_SP[0].repeat(C, 1),
-            draws_SP.repeat(C, 1, 1),
-            torch.ones(C, S, dtype=torch.double) / S,
-            torch.where(data.present_CE, 0, -1),
-            torch.full((C,), torch.nan),
+            model_CP=draws_SP[0].repeat(C, 1),
+            centers_CSP=draws_SP.repeat(C, 1, 1),
+            mixture_CS=torch.ones(C, S, dtype=torch.double) / S,
+            assignment_CE=torch.where(data.present_CE, 0, -1),
+            loss_C=torch.full((C,), torch.nan),
         )
 
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
@@ -88,11 +88,14 @@ class FedSoft(Algorithm[State]):
         vote_CK = yield from self.votes(state, data, key)
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         neighbourhood = yield Exchange(
-            vote_CK,
-            self.local_update(learner, state, data, key)[:, None].expand(-1, vote_CK.shape[1], -1),
-            data.counts_C[:, None].expand_as(vote_CK),
-            all_CS,
+            cluster_CK=vote_CK,
+            model_CKP=self.local_update(learner, state, data, key)[:, None].expand(
+                -1, vote_CK.shape[1], -1
+            ),
+            weight_CK=data.counts_C[:, None].expand_as(vote_CK),
+            want_CM=all_CS,
         )
+        # All votes of a client are its w_i. A name for it above would keep a second copy.
         trained_CP = neighbourhood.own_models()[:, 0]
         centers_CSP = neighbourhood.average_centers(state.centers_CSP)
         return with_loss(learner, replace(state, centers_CSP=centers_CSP), trained_CP, data)

@@ -129,13 +129,13 @@ class FedSPD(Algorithm[State]):
             generator = learner.own_key(key.of(client, "assignment")).torch()
             assignment_CE[c, :count] = torch.randint(S, (count,), generator=generator)
         return State(
-            centers_CSP,
-            assignment_CE,
-            shares(assignment_CE, S),
-            torch.zeros(C, S, dtype=torch.bool),
-            first_notes(torch.tensor(data.clients), data.network_size),
-            torch.full((C,), torch.nan),
-            centers_CSP[:, 0, :0],
+            centers_CSP=centers_CSP,
+            assignment_CE=assignment_CE,
+            mixture_CS=shares(assignment_CE, S),
+            trained_CS=torch.zeros(C, S, dtype=torch.bool),
+            note_C=first_notes(torch.tensor(data.clients), data.network_size),
+            loss_C=torch.full((C,), torch.nan),
+            personal_CP=centers_CSP[:, 0, :0],
         )
 
     def _draw_key(self, key: Key, client: int, cluster: int) -> Key:
@@ -149,18 +149,19 @@ class FedSPD(Algorithm[State]):
     def round(self, learner: Learner, state: State, data: Block, key: Key) -> Round[State]:
         if key.round <= self.warmup:
             return (yield from self._warmup_round(learner, state, data, key))
-        # Steps 1 and 2: local training and exchange. A server returns means, not whose labels they
-        # follow.
-        chosen_CK = self.choose(state, data, key)
+        # A server returns means without their senders, so that nobody's labels could be followed.
         is_aligning = self.align_every > 0 and key.round % self.align_every == 0 and not data.server
-        want_CM = torch.arange(self.clusters).expand(len(data), -1) if is_aligning else chosen_CK
-        weights = [(state.assignment_CE == chosen_C[:, None]).sum(1) for chosen_C in chosen_CK.T]
+        # Step 1: local training of one cluster. Step 2: exchange. The trained models stand in the
+        # offer alone: a name would keep a second copy of them until the answer comes.
+        chosen_CK = self.choose(state, data, key)
+        count_CK = torch.stack([own_CE.sum(1) for own_CE in examples_of(state, chosen_CK)], 1)
+        all_CS = torch.arange(self.clusters).expand(len(data), -1)
         neighbourhood = yield Exchange(
-            chosen_CK,
-            self.local_update(learner, state, data, chosen_CK, key),
-            torch.stack(weights, 1),
-            want_CM,
-            state.note_C,
+            cluster_CK=chosen_CK,
+            model_CKP=self.local_update(learner, state, data, chosen_CK, key),
+            weight_CK=count_CK,
+            want_CM=all_CS if is_aligning else chosen_CK,
+            note_C=state.note_C,
         )
         # Step 3: averaging (Eq. 1).
         old_CSP, mean_CKP = state.centers_CSP, neighbourhood.mean(chosen_CK).model_CMP
@@ -190,7 +191,7 @@ class FedSPD(Algorithm[State]):
     ) -> Tensor:
         """Return trained_CKP: the chosen centers after tau epochs on their clusters' examples."""
         centers = (pick(state.centers_CSP, chosen_C) for chosen_C in chosen_CK.T)
-        parts = [state.assignment_CE == chosen_C[:, None] for chosen_C in chosen_CK.T]
+        parts = examples_of(state, chosen_CK)
         return torch.stack(list(learner.train_parts(centers, data, key.of("train"), parts)), 1)
 
     def finish(self, learner: Learner, state: State, data: Block, key: Key) -> State:
@@ -259,6 +260,11 @@ def put(centers_CSP: Tensor, chosen_CK: Tensor, model_CKP: Tensor) -> Tensor:
     """Return the centers with the chosen ones replaced by these models."""
     index_CKP = chosen_CK[:, :, None].expand(-1, -1, centers_CSP.shape[2])
     return centers_CSP.scatter(1, index_CKP.to(centers_CSP.device), model_CKP)
+
+
+def examples_of(state: State, chosen_CK: Tensor) -> list[Tensor]:
+    """Return only_CE for each of the chosen clusters: which examples are assigned to it."""
+    return [state.assignment_CE == chosen_C[:, None] for chosen_C in chosen_CK.T]
 
 
 def shares(assignment_CE: Tensor, clusters: int) -> Tensor:

@@ -43,7 +43,6 @@ from fedspd.algorithms.populations import (
     balanced_weights,
     centre_folds,
     choose_clusters,
-    choose_folds,
     coordinates,
     find_corners,
     find_directions,
@@ -133,7 +132,7 @@ class FedSPDSplit(Algorithm[State]):
         return FOLDS if round == 1 and self._splits(rounds) else 0
 
     def check_learner(self, learner: Learner) -> None:
-        _ = learner.cut
+        _ = learner.cut  # refuses a model without a linear layer
 
     def size_limit(self, learner: Learner) -> int:
         """Return the length of a newcomer's vector; no exchange of a round has a longer one."""
@@ -147,18 +146,18 @@ class FedSPDSplit(Algorithm[State]):
         if self.prior and split.classes:
             priors = [log_prior(y, split.classes) for y in data.y]
         return State(
-            model_CP,
-            model_CP.new_zeros(C, S, split.head_size),
-            first_CS,
-            torch.stack(priors).to(model_CP),
-            torch.zeros(C, S, data.width, dtype=learner.dtype),
-            torch.ones(C, dtype=torch.long),
-            torch.full((C,), NO_LABELLING if self._splits(data.rounds) else 0),
-            model_CP.new_zeros(C, self.max_clusters),
-            model_CP.new_zeros(C, max(1, S - 1)),
-            model_CP.new_zeros(C, S, max(1, S - 1)),
-            torch.where(data.present_CE, 0, -1),
-            torch.full((C,), torch.nan, dtype=torch.double),
+            model_CP=model_CP,
+            offsets_CSQ=model_CP.new_zeros(C, S, split.head_size),
+            mixture_CS=first_CS,
+            log_prior_CK=torch.stack(priors).to(model_CP),
+            losses_CSE=torch.zeros(C, S, data.width, dtype=learner.dtype),
+            clusters_C=torch.ones(C, dtype=torch.long),
+            labelling_C=torch.full((C,), NO_LABELLING if self._splits(data.rounds) else 0),
+            spectrum_CM=model_CP.new_zeros(C, self.max_clusters),
+            coordinates_CM=model_CP.new_zeros(C, max(1, S - 1)),
+            corners_CSM=model_CP.new_zeros(C, S, max(1, S - 1)),
+            assignment_CE=torch.where(data.present_CE, 0, -1),
+            loss_C=torch.full((C,), torch.nan, dtype=torch.double),
         )
 
     def _splits(self, rounds: int) -> bool:
@@ -199,9 +198,12 @@ class FedSPDSplit(Algorithm[State]):
         are those of docs/methods.md.
         """
         alone_C, given = left_alone(answer), self.clusters
-        # 2.1 and 2.2: how each fold of a client's examples moves the head
-        only_CFE = choose_folds(learner, FOLDS, data, key.of("folds"))
-        d_CFQ = yield from self._probe_head(learner, state, only_CFE, data, key)
+        # 2.1: how each fold of a client's examples moves the head
+        only_CFE = learner.choose_folds(data, FOLDS, key.of("folds"))
+        weight_CE = balanced_weights(state.log_prior_CK, data)
+        moved = move_heads(learner, state.model_CP, only_CFE, weight_CE, data, key)
+        # 2.2: what label counts do not explain of it
+        d_CFQ = yield from centre_folds(*moved, learner.used_folds(only_CFE), data)
         # 2.3: directions in which clients differ
         M = min(given - 1 if given else self.max_clusters, d_CFQ.shape[2])
         V_CMQ, size_CM = yield from find_directions(d_CFQ, M, data, key.of("directions"))
@@ -233,17 +235,6 @@ class FedSPDSplit(Algorithm[State]):
             coordinates_CM=z_CM,
             corners_CSM=torch.where(is_kept_C[:, None, None], corner_CSM, 0),
         )
-
-    def _probe_head(
-        self, learner: Learner, state: State, only_CFE: Tensor, data: Block, key: Key
-    ) -> Round[Tensor]:
-        """2.1 and 2.2: return d_CFQ, how each fold moves the head beyond its label counts."""
-        weight_CE = balanced_weights(state.log_prior_CK, data)
-        moved = move_heads(learner, state.model_CP, only_CFE, weight_CE, data, key)
-        is_used_CF = only_CFE.any(2)
-        if learner.mechanism is not None:  # nobody may know that a fold is empty
-            is_used_CF = torch.ones_like(is_used_CF)
-        return (yield from centre_folds(*moved, is_used_CF, data))
 
     def _split_heads(
         self, learner: Learner, state: State, update_CQ: Tensor, data: Block
@@ -339,7 +330,7 @@ class FedSPDSplit(Algorithm[State]):
 
         best = tune_half_way(
             tune,
-            lambda tuned, a: between(state, tuned, data, a),
+            lambda tuned, a: between(state, tuned, a),
             lambda found: likelihoods(learner, found, data),
             data,
             key,

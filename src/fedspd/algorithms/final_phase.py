@@ -3,7 +3,7 @@
 x = a tuned + (1 - a) shared, with a chosen at each client by likelihood in two-fold
 cross-validation on its own examples.
 
-Shapes: A values of a, C clients, E examples.
+Shapes: A values of a, C clients, E examples, X any axes of a table.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def tune_half_way(
     likelihoods   a state -> log p_i(y | x) of every example, as a table CE
     """
     tuned = tune(key.of("final"), data.present_CE)
-    half_CE = split_in_folds(data, 2, key.of("halves"))
+    half_CE = data.random_folds(2, key.of("halves"))
     gain_ACE = torch.zeros(len(RETURNS), len(data), data.width, dtype=torch.double)
     for h in (0, 1):
         is_kept_CE = data.present_CE & (half_CE == h)
@@ -45,13 +45,14 @@ def tune_half_way(
     return between(tuned, choose_return(gain_ACE, data))
 
 
-def split_in_folds(data: Block, folds: int, key: Key) -> Tensor:
-    """Return fold_CE: a random fold for every example; fold 0 is the largest, by at most one."""
-    fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
-    for c, (client, count) in enumerate(zip(data.clients, data.counts_C.tolist(), strict=True)):
-        order = torch.randperm(count, generator=key.of(client).torch())
-        fold_CE[c, order] = folds - 1 - (torch.arange(1, count + 1) * folds - 1) // max(count, 1)
-    return fold_CE
+def interpolate(shared_CX: Tensor, tuned_CX: Tensor, a: float | Tensor) -> Tensor:
+    """Return a tuned + (1 - a) shared, with one a for all clients or a_C.
+
+    Where a is 0, it is the shared table even if the tuned one is not finite: 0 times NaN is NaN.
+    """
+    a_C = torch.as_tensor(a).to(shared_CX).expand(len(shared_CX))
+    a_CX = a_C.view(-1, *[1] * (shared_CX.ndim - 1))
+    return torch.where(a_CX > 0, torch.lerp(shared_CX, tuned_CX, a_CX), shared_CX)
 
 
 def choose_return(gain_ACE: Tensor, data: Block) -> Tensor:

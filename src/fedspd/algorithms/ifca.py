@@ -50,10 +50,10 @@ class IFCA(Algorithm[State]):
         chosen_C1 = state.mixture_CS.argmax(1, keepdim=True)
         all_CS = torch.arange(self.clusters).expand(len(data), -1)
         neighbourhood = yield Exchange(
-            chosen_C1,
-            learner.train(state.chosen_CP, data, key.of("train", 0))[:, None],
-            data.counts_C[:, None],
-            all_CS,
+            cluster_CK=chosen_C1,
+            model_CKP=learner.train(state.chosen_CP, data, key.of("train", 0))[:, None],
+            weight_CK=data.counts_C[:, None],
+            want_CM=all_CS,
         )
         return choose(learner, neighbourhood.average_centers(state.centers_CSP), data)
 

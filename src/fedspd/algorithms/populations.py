@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedspd.algorithms.final_phase import split_in_folds
 from fedspd.algorithms.labellings import mean_of_labelling, name_labelling
 from fedspd.core.algorithm import Round
 from fedspd.core.block import Block
@@ -136,21 +135,6 @@ def _without(offer_AX: Tensor, limit_A: Tensor) -> Tensor:
 
 
 # ---- 2.1: probe the head
-
-
-def choose_folds(learner: Learner, count: int, data: Block, key: Key) -> Tensor:
-    """Return only_CFE: which examples each of the folds has.
-
-    Where examples are private, the fold of each is drawn alone: it depends on no other example.
-    """
-    if learner.mechanism is None:
-        fold_CE = split_in_folds(data, count, key)
-    else:
-        fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
-        for c, client in enumerate(data.clients):
-            draws = learner.own_key(key.of(client)).torch()
-            fold_CE[c] = torch.randint(count, (data.width,), generator=draws)
-    return data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(count)[:, None])
 
 
 def balanced_weights(log_prior_CK: Tensor, data: Block) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedspd.algorithms.em import NEWCOMER_STEPS, log_joint, posterior
+from fedspd.algorithms.final_phase import interpolate
 from fedspd.core.block import Block
 from fedspd.core.heads import SplitLearner
 from fedspd.core.keys import Key
@@ -118,13 +119,12 @@ def update_mixture(learner: Learner, state: State, r_CSE: Tensor, data: Block, k
     return replace(state, mixture_CS=more_CS / more_CS.sum(1, keepdim=True))
 
 
-def between(state: State, tuned: State, data: Block, a: float | Tensor) -> State:
+def between(state: State, tuned: State, a: float | Tensor) -> State:
     """Return a tuned + (1 - a) shared, with one a for all clients or one for each."""
-    a_C = torch.as_tensor(a, dtype=state.model_CP.dtype).expand(len(data))
     return replace(
         state,
-        model_CP=torch.lerp(state.model_CP, tuned.model_CP, a_C[:, None]),
-        offsets_CSQ=torch.lerp(state.offsets_CSQ, tuned.offsets_CSQ, a_C[:, None, None]),
+        model_CP=interpolate(state.model_CP, tuned.model_CP, a),
+        offsets_CSQ=interpolate(state.offsets_CSQ, tuned.offsets_CSQ, a),
     )
 
 

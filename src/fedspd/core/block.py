@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedspd.core.keys import Key
+
 
 @dataclass(frozen=True)
 class Block:
@@ -40,6 +42,15 @@ class Block:
             [self.y[c] for c in rows],
         )
         return replace(self, clients=clients, x=x, y=y)
+
+    def random_folds(self, folds: int, key: Key) -> Tensor:
+        """Return fold_CE, a random fold for each example; fold 0 is the largest, by at most one."""
+        fold_CE = torch.zeros(len(self), self.width, dtype=torch.long)
+        for c, (client, count) in enumerate(zip(self.clients, self.counts_C.tolist(), strict=True)):
+            order = torch.randperm(count, generator=key.of(client).torch())
+            fold = folds - 1 - (torch.arange(1, count + 1) * folds - 1) // max(count, 1)
+            fold_CE[c, order] = fold
+        return fold_CE
 
     def __len__(self) -> int:
         return len(self.clients)

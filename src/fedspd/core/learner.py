@@ -250,6 +250,25 @@ class Learner(FlatModule):
         """Return the key of draws that go example by example; a private node's is secret."""
         return key if self.mechanism is None else self.mechanism.own_key(key)
 
+    def choose_folds(self, data: Block, count: int, key: Key) -> Tensor:
+        """Return only_CFE: which examples each of the folds has, as many in each as possible.
+
+        With a mechanism the fold of each example is drawn alone: it depends on no other example.
+        """
+        if self.mechanism is None:
+            fold_CE = data.random_folds(count, key)
+        else:
+            fold_CE = torch.zeros(len(data), data.width, dtype=torch.long)
+            for c, client in enumerate(data.clients):
+                draws = self.own_key(key.of(client)).torch()
+                fold_CE[c] = torch.randint(count, (data.width,), generator=draws)
+        return data.present_CE[:, None] & (fold_CE[:, None] == torch.arange(count)[:, None])
+
+    def used_folds(self, only_CFE: Tensor) -> Tensor:
+        """Return is_used_CF: the folds with examples; all with a mechanism, as no one may know."""
+        is_used_CF = only_CFE.any(2)
+        return is_used_CF if self.mechanism is None else torch.ones_like(is_used_CF)
+
     def mean_shares(self, share_CSE: Tensor, before_CS: Tensor, data: Block, key: Key) -> Tensor:
         """Return share_CS, the mean over each client's examples of shares that sum to 1.
 
