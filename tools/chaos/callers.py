@@ -1,5 +1,6 @@
 """Callers of a node that are no nodes: bare connections of strangers and insiders, without gRPC."""
 
+import ctypes
 import socket
 import ssl
 from collections.abc import Sequence
@@ -48,3 +49,21 @@ def send_endless_headers(connection: socket.socket, limit_bytes: int) -> int:
             connection.sendall(frames)
             sent += len(frames)
     return sent
+
+
+def ask_for_new_keys(connection: ssl.SSLSocket, count: int) -> None:
+    """Ask for new keys of TLS in records without data; Python's own ssl cannot do that.
+
+    Raise AttributeError where Python does not say which library it uses.
+    """
+    import _ssl
+
+    library = ctypes.CDLL(_ssl.__file__)
+    update, flush = library.SSL_key_update, library.SSL_do_handshake
+    update.argtypes, flush.argtypes = [ctypes.c_void_p, ctypes.c_int], [ctypes.c_void_p]
+    # CPython keeps OpenSSL's pointer behind the two fields of an object and one of its own
+    tls = id(connection._sslobj)  # type: ignore[attr-defined]
+    own = ctypes.c_void_p.from_address(tls + 3 * ctypes.sizeof(ctypes.c_void_p))
+    for _ in range(count):
+        if update(own, 1) != 1 or flush(own) != 1:
+            return

@@ -213,6 +213,18 @@ def test_manifest_rejects_other_files(tmp_path, text):
         Manifest.load(tmp_path / "m")
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+def test_manifest_rejects_a_number_that_json_does_not_have(tmp_path, number):
+    """Python reads it, but nobody could have signed it."""
+    text = json.dumps({"format": FORMAT, **asdict(PAIR)}).replace(
+        '"rounds": ', f'"x": {number}, "rounds": '
+    )
+    assert number in text
+    (tmp_path / "m").write_text(text)
+    with pytest.raises(ConfigError, match=r"damaged .*expected JSON"):
+        Manifest.load(tmp_path / "m")
+
+
 def test_manifest_rejects_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match="none': cannot be read"):
         Manifest.load(tmp_path / "none")
@@ -246,16 +258,18 @@ def test_check_name_rejects_other_text(name):
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.7:1", "[::1]:7700", "[fe80::1%eth0]:7700", "oven-2.plant.example:65535"]
+    "address",
+    ["10.0.0.7:1", "[::1]:7700", "[fe80::1%eth0]:7700", "oven-2.plant.example:65535", "a.b.:1"],
 )
 def test_check_address_accepts_host_and_port(address):
     assert check_address(address) == address
 
 
 OTHER_TEXT = ["", ":7700", "a", "a:", "a:0", "a:65536", "a:7700 ", "::1:7700", "a b:1", "a:1\n"]
+NO_DNS_NAMES = ["a..b:1", ".a:1", f"{64 * 'a'}:1"]
 
 
-@pytest.mark.parametrize("address", [*OTHER_TEXT, "a:١", "a&b=c:1"])
+@pytest.mark.parametrize("address", [*OTHER_TEXT, *NO_DNS_NAMES, "a:١", "a&b=c:1"])
 def test_check_address_rejects_other_text(address):
     with pytest.raises(ConfigError, match="not an address; expected host:port"):
         check_address(address)

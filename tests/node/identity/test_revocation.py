@@ -1,5 +1,6 @@
 """Revocation lists: a valid list takes effect at once, and an invalid one never does."""
 
+import base64
 import logging
 import os
 import time
@@ -119,6 +120,21 @@ def test_list_whose_copy_ended_early_is_an_error_two_seconds_later(verifier, bun
     assert message.endswith(
         'damaged; expected a certificate revocation list. Restore it from a copy."'
     )
+
+
+def test_list_of_an_unknown_version_is_as_damaged_as_any_other(
+    verifier, bundle, authority, b, caplog
+):
+    """The library has an error of its own for it, which left every call of a node unanswered."""
+    path, der = bundle / "revoked.crl", x509.load_pem_x509_crl(authority.encode_crl())
+    content = der.public_bytes(Encoding.DER)
+    assert content.count(b"\x02\x01\x01") >= 1  # version 2 is the integer 1
+    damaged = content.replace(b"\x02\x01\x01", b"\x02\x01\x25", 1)
+    text = base64.encodebytes(damaged).decode()
+    replace_file(path, f"-----BEGIN X509 CRL-----\n{text}-----END X509 CRL-----\n".encode())
+    age(path)
+    assert verifier.verify(b).name == "b"
+    assert "revocation list rejected, last valid list kept" in caplog.text
 
 
 def test_verifier_keeps_a_deleted_list_and_loads_the_next_one(

@@ -161,6 +161,30 @@ def test_newcomer_with_one_live_neighbour_of_two_starts_in_its_round(tmp_path: P
     assert plant.rounds(2)[-1] == 40
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_newcomer_that_has_joined_soon_trusts_a_single_neighbour_no_more(
+    restarts: bool, tmp_path: Path
+) -> None:
+    """Two of its three neighbours restart, and the third one lies about its round."""
+    plant = Plant(build_config("fedavg", rounds=12), tmp_path)
+    run_instantly(run_with_newcomer(plant))
+    if restarts:
+        plant.peers[5].journal.close()
+        run_instantly(plant.run(5))
+    detector, clock = plant.peers[5].detector, plant.peers[5].protocol.clock
+    for name in ("n0", "n1", "n2"):
+        detector.record_message(name, 5)
+    clock.seconds += 2 * QUICK.down_after
+    detector.record_message("n2", 12)
+    detector.record_reached("n2", 12)
+    assert [each.name for each in detector.live_neighbours()] == ["n2"]
+    assert detector.confirmed_round() == 0
+    clock.seconds += QUICK.start
+    detector.record_message("n2", 12)
+    detector.record_reached("n2", 12)
+    assert detector.confirmed_round() == 12
+
+
 def test_newcomer_leaves_while_it_waits_for_neighbours(tmp_path: Path) -> None:
     plant = Plant(build_config(), tmp_path)
     plant.links[5] = [0, 1]

@@ -390,6 +390,31 @@ def test_neighbour_that_calls_too_often_is_read_later(secure, monkeypatch):
     run(work())
 
 
+def test_neighbour_that_asks_for_new_keys_again_and_again_is_read_later(secure, monkeypatch):
+    """Its records have no data, so no frame is counted: 13,000 a second stopped a node."""
+    monkeypatch.setattr(fronts, "TLS_SECONDS", 0.001)
+    monkeypatch.setattr(fronts, "TLS_SECONDS_PER_SECOND", 1e-6)
+
+    async def work():
+        async with secure.running("a") as (a,):
+            bare = await asyncio.to_thread(open_tls, secure, "b")
+            await asyncio.to_thread(bare.sendall, PREFACE + SETTINGS)
+            try:
+                await asyncio.to_thread(callers.ask_for_new_keys, bare, 2_000)
+            except AttributeError:
+                pytest.skip("this Python hides its library of TLS")
+            async with asyncio.timeout(TIMEOUT):
+                while not a.rejected:
+                    await asyncio.sleep(0.01)
+            assert set(a.rejected) == {"rate"}
+            with suppress(OSError):  # from now on it is not read
+                await asyncio.to_thread(bare.settimeout, 0.1)
+                await asyncio.to_thread(bare.sendall, b"\0" * 8 * 2**20)
+                pytest.fail("all of it was read")
+
+    run(work())
+
+
 def test_token_bucket_refills_with_time():
     now = [0.0]
     bucket = TokenBucket(10, 2.0, clock=lambda: now[0])

@@ -134,6 +134,29 @@ def test_transport_neither_answers_nor_calls_a_revoked_node(secure, caplog):
     run(work())
 
 
+def test_revocation_ends_the_calls_to_a_node_too(secure):
+    """A fetch may last for two minutes, and an open connection for ever."""
+
+    async def serve(self, sender, method, data):
+        await asyncio.Event().wait()
+        yield
+
+    async def work():
+        async with secure.running("a", secure.transport("b", serve=serve)) as (a, b):
+            fetch = asyncio.create_task(a.fetch("b", secure.request, TIMEOUT))
+            while not sum(b._active_calls.values()):
+                await asyncio.sleep(0.01)
+            revoke(secure.folder, "b")
+            with pytest.raises(RejectedError, match="its certificate is revoked"):
+                await a.hello("b", secure.hello(), TIMEOUT)  # the next heartbeat
+            async with asyncio.timeout(TIMEOUT / 10):
+                with pytest.raises(TransportError):
+                    await fetch
+            assert (a._channels, a._outlets) == ({}, {})
+
+    run(work())
+
+
 def test_authenticate_verifies_again_when_a_certificate_expires(secure):
     tls, certificate = tls_of(secure, "a"), (secure.folder / "nodes/b/node.crt").read_bytes()
     identity = tls.authenticate(certificate)

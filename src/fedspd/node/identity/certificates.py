@@ -187,8 +187,9 @@ class RevocationList:
     @classmethod
     def read(cls, path: Path, ca: Certificate) -> "RevocationList":
         """Read a CRL file and check that the authority signed it."""
+        content = _read_bytes(path)
         try:
-            crl = x509.load_pem_x509_crl(_read_bytes(path))
+            crl = x509.load_pem_x509_crl(content)
             number = crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
             key = ca.public_key()
             is_signed = (
@@ -197,7 +198,7 @@ class RevocationList:
                 and crl.is_signature_valid(key)
             )
             revoked_at = {entry.serial_number: entry.revocation_date_utc for entry in crl}
-        except (ValueError, x509.ExtensionNotFound):
+        except Exception:  # the library raises several types without a common base
             raise _damaged(path, "a certificate revocation list") from None
         if not is_signed:
             raise StorageError(

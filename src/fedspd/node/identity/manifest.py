@@ -17,7 +17,8 @@ from fedspd.core.errors import ConfigError, nearest
 FORMAT = 4
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")  # also a folder and a DNS label
 NETWORK = re.compile(r"[0-9a-f]{32}")
-ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Za-z:.%_-]+\]):([0-9]{1,5})")
+LABEL = r"[A-Za-z0-9_-]{1,63}"  # of a host name
+ADDRESS = re.compile(rf"({LABEL}(?:\.{LABEL})*\.?|\[[0-9A-Za-z:.%_-]+\]):([0-9]{{1,5}})")
 DEVICE_DATA_KEYS = ("name", "second")
 MINIMA = {"classes": 0, "size": 1, "offer_limit": 1, "size_limit": 1, "diameter": 0}
 Json = dict[str, Any]
@@ -185,6 +186,7 @@ def _check_format(path: Path, found: object) -> None:
 def _read(path: Path) -> Json:
     try:
         tree = json.loads(path.read_text("utf-8"))
+        json.dumps(tree, allow_nan=False)  # Python reads NaN, which is no JSON
     except OSError as error:
         raise ConfigError(
             f"'{path}': cannot be read ({error.strerror}); expected the manifest of a network. "

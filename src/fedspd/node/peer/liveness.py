@@ -133,6 +133,10 @@ class FailureDetector:
         for name, client in neighbours.items():
             self.add(name, client)
 
+    def end_join(self) -> None:
+        """Wait as long for a quorum as all nodes do: a newcomer soon trusts a single neighbour."""
+        self.quorum_timeout = self.timeouts.start
+
     def add(self, name: str, client: int) -> None:
         """Watch one more neighbour."""
         self.neighbours[name] = Neighbour(name, client, budget_seconds=self.timeouts.budget)

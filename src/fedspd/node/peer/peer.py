@@ -66,6 +66,8 @@ class Peer:
             # before the first heartbeat, so that no neighbour hears of round 0
             done = await asyncio.to_thread(journal.restore, self.runner, self.context.is_newcomer)
             self.pace.record_return(done, journal.round_seconds, journal.idle_seconds)
+            if done:
+                self.detector.end_join()
             if self.privacy is not None:
                 self.privacy.keep_shared()
             final = self.context.rounds + 1
@@ -239,6 +241,7 @@ class Peer:
         is_evaluated = t % self.context.evaluate_every == 0 or t == self.context.rounds
         await asyncio.to_thread(self.journal.commit, self.runner, t, about, is_evaluated)
         self.pace.record_round(seconds["total"])
+        self.detector.end_join()
         self.protocol.advance(ExchangeId(t + 1, 0))
         log.info(
             "round committed: round=%d rounds=%d received=%s missing=%s seconds=%.1f",

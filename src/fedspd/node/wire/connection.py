@@ -1,7 +1,9 @@
 """A neighbour's connection through the TLS front: its two ends, and the bytes between them."""
 
 import asyncio
+import ssl
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedspd.core.errors import RejectedError
@@ -10,6 +12,25 @@ from fedspd.node.wire.frames import FrameGuard, TokenBucket
 
 if TYPE_CHECKING:
     from fedspd.node.wire.front import Front
+
+
+class TimedTls(ssl.SSLObject):
+    """TLS that says how long it takes to read.
+
+    A record may have no data: of a caller that asks for new keys again and again, nothing else
+    would be seen.
+    """
+
+    on_read: Callable[[float], None] | None = None  # with seconds of the processor
+
+    def read(self, *about: Any) -> Any:
+        """Read as TLS does."""
+        started = time.thread_time()
+        try:
+            return super().read(*about)
+        finally:
+            if self.on_read is not None:
+                self.on_read(time.thread_time() - started)
 
 
 class Connection:
@@ -22,15 +43,17 @@ class Connection:
         label: str,
         host: str,
         units: TokenBucket,
+        seconds: TokenBucket,
         tls: Any,
         inner: Any,
     ) -> None:
         self.front, self.identity, self.label = front, identity, label
         self.host, self.begun = host, time.monotonic()
         self.overtaken_at: float | None = None  # when the neighbour opened a newer one
-        self._guard, self._units = FrameGuard(), units
+        self._guard, self._units, self._seconds = FrameGuard(), units, seconds
         self._holds: set[str] = set()  # reasons not to read from the caller
         self._tls, self._inner = tls, inner  # the transports of both ends
+        tls.get_extra_info("ssl_object").on_read = self._charge
 
     def receive(self, data: bytes) -> None:
         """Forward the caller's bytes, unless its frames are out of bounds."""
@@ -42,13 +65,20 @@ class Connection:
             return
         if calls:
             self.front.record_calls(self)
-        if wait_seconds := self._units.take(units):
-            self.front.rejections.record(
-                self.identity.name, "rate", f"it is read again in {wait_seconds:.1f} s."
-            )
-            self.hold("rate")
-            asyncio.get_running_loop().call_later(wait_seconds, self.release, "rate")
+        self._wait("frames", self._units.take(units))
         self._inner.write(data)
+
+    def _charge(self, seconds: float) -> None:
+        """Count the time that TLS took for the caller's bytes."""
+        self._wait("TLS", self._seconds.take(seconds))
+
+    def _wait(self, reason: str, seconds: float) -> None:
+        """Read the caller later, if it has taken too much."""
+        if seconds:
+            name, sentence = self.identity.name, f"it is read again in {seconds:.1f} s ({reason})."
+            self.front.rejections.record(name, "rate", sentence)
+            self.hold(reason)
+            asyncio.get_running_loop().call_later(seconds, self.release, reason)
 
     def hold(self, reason: str) -> None:
         """Stop reading from the caller."""

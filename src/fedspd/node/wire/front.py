@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from fedspd.core.errors import RejectedError, UnreachableError
 from fedspd.node.identity.certificates import NodeIdentity
-from fedspd.node.wire.connection import CallerEnd, Connection, ServerEnd
+from fedspd.node.wire.connection import CallerEnd, Connection, ServerEnd, TimedTls
 from fedspd.node.wire.frames import TokenBucket
 from fedspd.node.wire.misbehaviour import LOG_INTERVAL_SECONDS, RejectionLog
 
@@ -51,6 +51,7 @@ FAILURES, FAILURES_PER_SECOND = 20, 2.0  # handshakes that one address may fail
 HANDSHAKES, HANDSHAKES_PER_SECOND = 200, 20.0  # that name the network, from one address
 CLONE_SECONDS = 5.0  # a connection that calls so long after a newer one began: two processes
 UNITS, UNITS_PER_SECOND = 20_000, 4_000.0  # frames of one neighbour; a call costs CALL_UNITS
+TLS_SECONDS, TLS_SECONDS_PER_SECOND = 0.1, 0.1  # of the processor, to decrypt what it sends
 
 
 class Gatekeeper(Protocol):
@@ -97,7 +98,7 @@ class Front:
         """
         self.gatekeeper, self.rejections = gatekeeper, rejections
         self._context, self._domain = context, domain
-        context.sni_callback = self._check_name
+        context.sni_callback, context.sslobject_class = self._check_name, TimedTls
         self._folder = folder
         self._listeners: list[socket.socket] = []
         self._max_pending = min(MAX_PENDING, max_descriptors() // 8)
@@ -109,6 +110,7 @@ class Front:
         self._callers: dict[str, Connection] = {}  # by the name of the front's end
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)  # labels: a call may come after its end
         self._units: dict[str, TokenBucket] = {}  # by neighbour
+        self._seconds: dict[str, TokenBucket] = {}  # by neighbour
         # the last host of each neighbour; one that has a name is known once it has called
         self._hosts = {name: known for name, each in addresses.items() if (known := literal(each))}
         self._cloned_at: dict[str, float] = {}  # when the log last named a bundle that runs twice
@@ -304,7 +306,9 @@ class Front:
             inner.abort()
             raise RejectedError(f"busy: '{name}' has {len(connections)} connections already.")
         units = self._units.setdefault(name, TokenBucket(UNITS, UNITS_PER_SECOND))
-        connection = Connection(self, identity, label, host, units, tls, inner)
+        time_left = TokenBucket(TLS_SECONDS, TLS_SECONDS_PER_SECOND)
+        seconds = self._seconds.setdefault(name, time_left)
+        connection = Connection(self, identity, label, host, units, seconds, tls, inner)
         for older in connections:
             older.overtaken_at = older.overtaken_at or connection.begun
         self._callers[label] = connection

@@ -263,13 +263,15 @@ class GrpcTransport(BaseTransport):
 
     async def _channel(self, neighbour: str) -> Any:
         """Return the channel to a neighbour, which is kept while its address stays the same."""
-        if self.tls and self.tls.is_revoked(neighbour):
-            raise RejectedError(f"'{neighbour}' is not called: its certificate is revoked.")
-        address = self._address_of(neighbour)
         async with self._opening:
+            if self.tls and self.tls.is_revoked(neighbour):
+                await self._close_channel(neighbour)
+                raise RejectedError(f"'{neighbour}' is not called: its certificate is revoked.")
+            address = self._address_of(neighbour)
             if neighbour not in self._channels or self._channels[neighbour][0] != address:
+                await self._close_channel(neighbour)
                 self._channels[neighbour] = (address, await self._open_channel(neighbour, address))
-        return self._channels[neighbour][1]
+            return self._channels[neighbour][1]
 
     async def _open_channel(self, neighbour: str, address: str) -> Any:
         if not self.tls:
@@ -277,12 +279,17 @@ class GrpcTransport(BaseTransport):
         path = self._socket_folder() / f"to-{secrets.token_hex(8)}"
         outlet = Outlet(path, address, lambda: self._record_flood(neighbour))
         await outlet.open()
-        if neighbour in self._outlets:  # its address has changed
-            self._outlets[neighbour].close()
         self._outlets[neighbour] = outlet
         target = ("grpc.ssl_target_name_override", host_name(self.manifest.network, neighbour))
         options = [*CLIENT_OPTIONS, target]
         return grpc.aio.secure_channel(outlet.target, self.tls.channel_credentials, options=options)
+
+    async def _close_channel(self, neighbour: str) -> None:
+        """End all calls to a neighbour, and the connection."""
+        if outlet := self._outlets.pop(neighbour, None):
+            outlet.close()
+        if found := self._channels.pop(neighbour, None):
+            await found[1].close()
 
     def _record_flood(self, neighbour: str) -> None:
         """Count a neighbour that sent more than it was asked for as one of a malformed message."""
@@ -308,9 +315,8 @@ class GrpcTransport(BaseTransport):
 
     async def stop(self) -> None:
         """Close the channels and stop listening."""
-        for _, channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        for neighbour in list(self._channels):
+            await self._close_channel(neighbour)
         if self._front:
             self._front.stop_listening()
         if self._server is not None:
