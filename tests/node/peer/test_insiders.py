@@ -24,7 +24,7 @@ from fedspd.node.peer.inbox import ExchangeId
 from fedspd.node.peer.liveness import Timeouts
 from fedspd.node.peer.peer import Peer
 from fedspd.node.peer.protocol import REPEATED_FETCHES, REPEATED_FETCHES_PER_SECOND
-from fedspd.node.peer.sanity import is_finite, own_loss
+from fedspd.node.peer.sanity import MAX_NUMBER, MAX_VALUE_RATIO, is_finite, own_loss
 from fedspd.node.wire.base import RpcMethod
 from fedspd.node.wire.memory import NetworkConditions, ideal_conditions
 from fedspd.node.wire.messages import JOINING, Announcement, Hello, Offer, Request
@@ -322,6 +322,35 @@ def test_newcomer_refuses_a_huge_first_model(tmp_path: Path) -> None:
 
         assert run_instantly(work()) is None
         assert newcomer.protocol.refused == {"n1": 1}
+
+
+class Inflates(Lie):
+    """Sends numbers of a search that are as large as the neighbour just accepts."""
+
+    def offer(self, network: InsiderNetwork, to: str, request: Request, truth: Offer) -> Offer:
+        theirs = network.honest_offers(request).get(to)
+        if theirs is None or network.has_parameters(request):
+            return truth
+        limit = max(MAX_NUMBER, 0.99 * MAX_VALUE_RATIO * float(theirs.model_KP.abs().max()))
+        model_KP = limit * truth.model_KP.double().sign()
+        return Offer(truth.clusters, model_KP.clamp(-3e38, 3e38).to(truth.model_KP))
+
+
+def test_insider_does_not_make_honest_nodes_mute_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows from its numbers overflows, so that honest nodes offer what is not finite."""
+    ring = Graph.from_edges(6, [(i, (i + 1) % 6) for i in range(6)])
+    data = {"name": "digits", "examples": 60, "mixture": "permutation", "shares": "pure"}
+    own = {"method": "fedspd-split", "clusters": 2, "model": {"name": "mlp", "hidden": 8}}
+    settings = {**own, "data": data, "topology": {"kind": "ring"}}
+    with peers_of({"n5": Inflates()}, ring, tmp_path, rounds=5, **settings) as peers:
+        run(peers[:5], peers[5:])
+        assert 'reason="finite"' in caplog.text
+        assert "neighbour muted" not in caplog.text
+        for peer in peers[:5]:
+            assert peer.journal.last["event"] == "final"
+            assert is_finite(peer.runner)
 
 
 # ---- the journal

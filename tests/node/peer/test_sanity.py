@@ -33,6 +33,14 @@ def test_parameter_may_be_a_hundred_times_the_largest_own_one():
     assert found.startswith("a parameter of 101; expected at most 100")
 
 
+def test_no_parameter_may_be_huge_even_beside_huge_own_ones():
+    """A lie of less than ten times the own norm, repeated in every round, has no other end."""
+    own_KP = torch.tensor([[1e9, 0.0]])
+    found = find_excess(own_KP, torch.tensor([[3.4e7, 0.0]]), has_parameters=True)
+    assert found == "a parameter of 3.4e+07; expected at most 3.36e+07."
+    assert find_excess(own_KP, torch.tensor([[3.3e7, 0.0]]), has_parameters=True) is None
+
+
 def test_numbers_of_a_search_may_be_as_large_as_a_checksum():
     assert find_excess(OWN, torch.tensor([[2.0**25]]), has_parameters=False) is None
     found = find_excess(OWN, torch.tensor([[2.0**25 * 1.01]]), has_parameters=False)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedspd.core.errors import MalformedError, RejectedError
+from fedspd.node.wire.base import HONEST
 from fedspd.node.wire.codec import WireLimits, encode, encode_frames, encode_offer
 from fedspd.node.wire.messages import Offer
 from fedspd.node.wire.wire_pb2 import Chunk
@@ -148,7 +149,7 @@ def test_fetch_rejects_malformed_answers(world, tools):
                 with pytest.raises(MalformedError, match=sentence):
                     await a.fetch("b", world.request, TIMEOUT)
                 assert a.rejected == {rule: 1}, sentence
-                assert a.malformed == ({} if rule == "agreement" else {"b": 1})
+                assert a.malformed == ({} if rule in HONEST else {"b": 1})
 
     run(work())
 

@@ -16,7 +16,7 @@ from fedspd.runtime.block_runner import BlockRunner
 
 MAX_NORM_RATIO = 10.0  # of a received model to the own one
 MAX_VALUE_RATIO = 100.0  # of the largest parameters
-MAX_NUMBER = 2.0**25  # of vectors that are not models: an id or a checksum may be as large
+MAX_NUMBER = 2.0**25  # an id or a checksum may be as large, and no parameter of use is
 MAX_EXAMPLES_RATIO = 100.0  # of the examples behind a received model to all of one's own
 RUINED_RATIO = 3.0  # of the loss after a round to that of an untrained model
 
@@ -39,6 +39,8 @@ def find_excess(own_KP: Tensor, model_KP: Tensor, has_parameters: bool) -> str |
     limit = MAX_VALUE_RATIO * max(own_value, 1.0)
     if value > limit:
         return f"a parameter of {value:.3g}; expected at most {limit:.3g}, by this node's own."
+    if value > MAX_NUMBER:  # the own ones may have grown by lies that were within the other limits
+        return f"a parameter of {value:.3g}; expected at most {MAX_NUMBER:.3g}."
     return None
 
 

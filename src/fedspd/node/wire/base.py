@@ -28,6 +28,9 @@ RpcMethod = Literal["Hello", "Announce", "Fetch"]
 FrameStream = AsyncGenerator[bytes, None]  # each frame is at most one chunk
 
 MAX_CALLS = 8  # of one neighbour at a time
+# Rules that honest nodes break: the operator made a mistake, or an insider's numbers overflowed. A
+# vector that is not finite costs no more than any other.
+HONEST = ("agreement", "finite")
 MAX_FETCHES = 2  # among them: each keeps its models in memory
 
 
@@ -129,13 +132,13 @@ class BaseTransport:
 
     @contextmanager
     def _counting_malformed(self, neighbour: str) -> Iterator[None]:
-        """Count a MalformedError against the neighbour, unless only its manifest differs."""
+        """Count a MalformedError against the neighbour, unless it may be honest."""
         try:
             yield
         except MalformedError as error:
             rule = error.rule if isinstance(error, InvalidMessageError) else "content"
             self.rejection_log.record(neighbour, rule, str(error))
-            if rule != "agreement":  # an honest mistake of its operator
+            if rule not in HONEST:
                 self.misbehaviour.record_malformed(neighbour)
                 if self.handler is not None and self.is_muted(neighbour):
                     self.handler.handle_mute(neighbour)
