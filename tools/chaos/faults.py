@@ -213,7 +213,7 @@ SCENARIOS = [
     Scenario(
         "kill", "SIGKILL of each node in turn, then a restart", kill_each, LONG, load_restarts
     ),
-    Scenario("partition-10", "partition into two halves for 10 s", partition(10)),
+    Scenario("partition-10", "partition into two halves for 10 s", partition(10), LONG),
     Scenario("partition-30", "partition into two halves for 30 s", partition(30), LONG),
     Scenario(
         "storm", "50 ms delay, 10 % of chunks stalled for 1 s, connection resets", disturb_links
